@@ -5,15 +5,16 @@
 //   struct Scale {
 //     static constexpr std::string_view name = "scale";
 //     double factor;
-//     Tensor forward(Context&, const Tensor& x) const;               // returns Tensor, or Tensors for several outputs
-//     Tensors backward(const Context&, const Tensor& dy) const;      // one gradient for each input, in their order
+//     Tensor forward(Context&, const Tensor& x) const;               // returns Tensor, or Tensors for
+//     several outputs Tensors backward(const Context&, const Tensor& dy) const;      // one gradient for each
+//     input, in their order
 //   };
 //   Variable scale(const Variable& x, double factor) { return apply(Scale{factor}, x); }
 //
-// Forward saves in the context what backward needs. Backward only returns gradients; the engine adds them up. An op
-// of several outputs gets Tensors instead of dy; those that the loss doesn't depend on are undefined. A gradient
-// that context.wants(input) denies may be left undefined. An op without a backward can't be applied to an input
-// that requires a gradient: it throws, so that no gradient vanishes in silence.
+// Forward saves in the context what backward needs. Backward only returns gradients; the engine adds them up.
+// An op of several outputs gets Tensors instead of dy; those that the loss doesn't depend on are undefined. A
+// gradient that context.wants(input) denies may be left undefined. An op without a backward can't be applied
+// to an input that requires a gradient: it throws, so that no gradient vanishes in silence.
 #pragma once
 
 #include <string_view>
@@ -51,7 +52,9 @@ class Context {
 };
 
 template <class Op>
-concept HasBackward = requires { &Op::backward; };
+concept HasBackward = requires {
+  &Op::backward;
+};
 
 template <class Op>
 class OpNode final : public Node {
@@ -73,32 +76,38 @@ class OpNode final : public Node {
   Context context_;
 };
 
-/// Runs an op on its inputs and, where one of them requires a gradient, records it. An undefined Variable reaches
-/// the op as an undefined Tensor. Returns a Variable, or a vector of them, as forward returns one tensor or several.
+/// Runs an op on its inputs and, where one of them requires a gradient, records it. An undefined Variable
+/// reaches the op as an undefined Tensor. Returns a Variable, or a vector of them, as forward returns one
+/// tensor or several.
 template <class Op, class... Inputs>
 auto apply(Op op, const Inputs&... inputs) {
   Context context({(recording() && inputs.requires_grad())...});
   auto result = op.forward(context, inputs.value()...);
   constexpr bool single = std::is_same_v<decltype(result), Tensor>;
   const Tensors outputs = [&] {
-    if constexpr (single) return Tensors{std::move(result)};
-    else return std::move(result);
+    if constexpr (single)
+      return Tensors{std::move(result)};
+    else
+      return std::move(result);
   }();
 
   std::vector<Variable> variables;
   if (!context.recording()) {
     for (const Tensor& output : outputs) variables.emplace_back(output);
   } else if constexpr (HasBackward<Op>) {
-    const auto node = std::make_shared<OpNode<Op>>(std::move(op), std::move(context),
-                                                   std::vector<Edge>{Edge(inputs)...},
-                                                   static_cast<int>(outputs.size()));
+    const auto node =
+        std::make_shared<OpNode<Op>>(std::move(op), std::move(context), std::vector<Edge>{Edge(inputs)...},
+                                     static_cast<int>(outputs.size()));
     for (size_t i = 0; i < outputs.size(); ++i) variables.emplace_back(outputs[i], node, static_cast<int>(i));
   } else {
-    throw Error(str("[", Op::name, "] has no backward, but an input requires a gradient; detach it, or compute ",
+    throw Error(str("[", Op::name,
+                    "] has no backward, but an input requires a gradient; detach it, or compute ",
                     "under NoGrad"));
   }
-  if constexpr (single) return variables[0];
-  else return variables;
+  if constexpr (single)
+    return variables[0];
+  else
+    return variables;
 }
 
 }  // namespace mixgrad

@@ -3,66 +3,10 @@
 #include <atomic>
 #include <map>
 
-#include "autograd/variable.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/elementwise.h"
 
 namespace mixgrad {
-
-struct Variable::State {
-  Tensor value;
-  Tensor grad;
-  bool requires_grad = false;
-  std::shared_ptr<Node> node;
-  int output = 0;
-};
-
-Variable::Variable(Tensor value, bool requires_grad) : state_(std::make_shared<State>()) {
-  check(!requires_grad || is_floating(value.dtype()), "[variable] ", value.dtype(), " has no gradient");
-  state_->value = std::move(value);
-  state_->requires_grad = requires_grad;
-}
-
-Variable::Variable(Tensor value, std::shared_ptr<Node> node, int output) : state_(std::make_shared<State>()) {
-  state_->value = std::move(value);
-  state_->requires_grad = true;
-  state_->node = std::move(node);
-  state_->output = output;
-}
-
-const Tensor& Variable::value() const {
-  static const Tensor undefined;
-  return defined() ? state_->value : undefined;
-}
-
-Tensor& Variable::value() {
-  check(defined(), "[variable] the value of an undefined variable");
-  return state_->value;
-}
-
-bool Variable::requires_grad() const { return defined() && state_->requires_grad; }
-
-const Tensor& Variable::grad() const {
-  static const Tensor undefined;
-  return defined() ? state_->grad : undefined;
-}
-
-Tensor& Variable::grad() {
-  check(defined(), "[variable] the gradient of an undefined variable");
-  return state_->grad;
-}
-
-void Variable::zero_grad() {
-  if (defined()) state_->grad = Tensor();
-}
-
-namespace {
-thread_local bool is_recording = true;
-}
-
-NoGrad::NoGrad() : before_(is_recording) { is_recording = false; }
-NoGrad::~NoGrad() { is_recording = before_; }
-bool recording() { return is_recording; }
 
 Edge::Edge(const Variable& input) {
   if (!input.requires_grad()) return;
@@ -80,13 +24,13 @@ std::atomic<uint64_t> next_number{0};
 BackwardHook backward_hook;
 
 /// sum += addend. Writes in place only where nobody else holds the sum.
-void accumulate(Tensor& sum, const Tensor& addend) {
+void accumulate(Tensor& sum, Tensor addend) {
   if (!sum.defined()) {
-    sum = addend;
+    sum = std::move(addend);
     return;
   }
-  check(sum.shape() == addend.shape(), "[backward] gradients of shapes ", sum.shape(), " and ", addend.shape(),
-        " meet at one value");
+  check(sum.shape() == addend.shape(), "[backward] gradients of shapes ", sum.shape(), " and ",
+        addend.shape(), " meet at one value");
   Tensor result = sum.is_sole_owner() ? sum : empty_like(sum);
   dispatch(sum, [&](auto device, auto type) {
     using T = decltype(type);
@@ -95,13 +39,14 @@ void accumulate(Tensor& sum, const Tensor& addend) {
   sum = result;
 }
 
-/// Like accumulate, but the leaf's gradient ends up in storage of its own: an optimiser may scale it in place.
+/// Like accumulate, but the leaf's gradient ends up in storage of its own: an optimiser may scale it in
+/// place.
 void accumulate_leaf(Variable& leaf, Tensor gradient) {
   check(gradient.shape() == leaf.shape(), "[backward] a gradient of shape ", gradient.shape(),
         " for a leaf of shape ", leaf.shape());
   Tensor& sum = leaf.grad();
   if (sum.defined()) {
-    accumulate(sum, gradient);
+    accumulate(sum, std::move(gradient));
   } else {
     sum = std::move(gradient);
     if (!sum.is_sole_owner()) sum = sum.clone();
@@ -140,14 +85,14 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
   };
   // By number: the node that is taken out, the newest, has no consumer left that could still add to it.
   std::map<uint64_t, Pending> pending;
-  const auto send = [&](Edge& edge, const Tensor& gradient) {
-    if (edge.node == nullptr) return accumulate_leaf(edge.leaf, gradient);
+  const auto send = [&](Edge& edge, Tensor gradient) {
+    if (edge.node == nullptr) return accumulate_leaf(edge.leaf, std::move(gradient));
     Pending& entry = pending[edge.node->number()];
     if (entry.node == nullptr) {
       entry.node = edge.node;
       entry.gradients.resize(edge.node->outputs());
     }
-    accumulate(entry.gradients[edge.output], gradient);
+    accumulate(entry.gradients[edge.output], std::move(gradient));
   };
 
   bool any = false;
@@ -156,13 +101,14 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
     Edge edge(root);
     if (!edge.wanted()) continue;
     any = true;
-    check(cotangents[i].defined() || root.value().elements() == 1,
-          "[backward] a root of shape ", root.shape(), " needs a cotangent; only a scalar has 1 as its default");
-    const Tensor one = cotangents[i].defined() ? cotangents[i]
-                                               : Tensor::full(root.shape(), 1, root.dtype(), root.value().device());
-    check(one.shape() == root.shape(), "[backward] a cotangent of shape ", one.shape(), " for a root of shape ",
-          root.shape());
-    send(edge, one);
+    check(cotangents[i].defined() || root.value().elements() == 1, "[backward] a root of shape ",
+          root.shape(), " needs a cotangent; only a scalar has 1 as its default");
+    Tensor cotangent = cotangents[i].defined()
+                           ? cotangents[i]
+                           : Tensor::full(root.shape(), 1, root.dtype(), root.value().device());
+    check(cotangent.shape() == root.shape(), "[backward] a cotangent of shape ", cotangent.shape(),
+          " for a root of shape ", root.shape());
+    send(edge, std::move(cotangent));
   }
   check(any, "[backward] no root depends on anything that requires a gradient");
 
@@ -176,14 +122,14 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
     node.spent_ = true;
     Tensors gradients = node.backward(entry.gradients);
     node.release();
-    check(gradients.size() == node.inputs_.size(), "[backward] '", node.name(), "' returned ", gradients.size(),
-          " gradients for ", node.inputs_.size(), " inputs");
+    check(gradients.size() == node.inputs_.size(), "[backward] '", node.name(), "' returned ",
+          gradients.size(), " gradients for ", node.inputs_.size(), " inputs");
     for (size_t input = 0; input < gradients.size(); ++input) {
       if (!node.inputs_[input].wanted()) continue;
-      check(gradients[input].defined(), "[backward] '", node.name(), "' returned no gradient for input ", input);
+      check(gradients[input].defined(), "[backward] '", node.name(), "' returned no gradient for input ",
+            input);
       if (backward_hook) backward_hook(node.name(), static_cast<int>(input), gradients[input]);
-      const Tensor gradient = std::move(gradients[input]);
-      send(node.inputs_[input], gradient);
+      send(node.inputs_[input], std::move(gradients[input]));
     }
   }
 }

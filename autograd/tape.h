@@ -31,8 +31,8 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Gradients of the inputs from those of the outputs. Either side may hold undefined tensors: an output that
-  /// the loss doesn't depend on, an input that wants no gradient.
+  /// Gradients of the inputs from those of the outputs. Either side may hold undefined tensors: an output
+  /// that the loss doesn't depend on, an input that wants no gradient.
   virtual Tensors backward(const Tensors& output_gradients) = 0;
   /// Frees what was saved for backward.
   virtual void release() = 0;
@@ -54,15 +54,15 @@ class Node {
 
 /// Adds to every leaf's grad() the gradient of sum over roots of <root, cotangent>.
 ///
-/// Walks the graph without recursion, from the newest node to the oldest, and frees what each node saved as it
-/// goes; walking the same graph again is an Error. An undefined cotangent stands for 1 and needs a root of one
-/// element. Throws Error when no root has a history.
+/// Walks the graph without recursion, from the newest node to the oldest, and frees what each node saved as
+/// it goes; walking the same graph again is an Error. An undefined cotangent stands for 1 and needs a root of
+/// one element. Throws Error when no root has a history.
 void backward(const std::vector<Variable>& roots, const Tensors& cotangents);
 /// The same for one root: a loss.
 void backward(const Variable& root);
 
-/// Called with (op name, input number, gradient) after each op's backward and may replace the gradient: by it the
-/// gradient checker breaks right gradients, to see that it notices. Empty: none.
+/// Called with (op name, input number, gradient) after each op's backward and may replace the gradient: by it
+/// the gradient checker breaks right gradients, to see that it notices. Empty: none.
 using BackwardHook = std::function<void(std::string_view, int, Tensor&)>;
 void set_backward_hook(BackwardHook hook);
 

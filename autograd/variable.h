@@ -42,6 +42,14 @@ class Variable {
   std::shared_ptr<State> state_;
 };
 
+struct Variable::State {
+  Tensor value;
+  Tensor grad;
+  bool requires_grad = false;
+  std::shared_ptr<Node> node;  // the op application that computed it; null for a leaf
+  int output = 0;              // which output of the node it is
+};
+
 /// While an object of this class lives, ops of this thread record nothing.
 class NoGrad {
  public:

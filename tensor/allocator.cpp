@@ -20,7 +20,8 @@ constexpr unsigned char guard_pattern = 0xA5;
 
 /// Rounds up to an eighth of the leading power of two: few distinct sizes, at most 12.5 % waste.
 int64_t block_size(int64_t bytes) {
-  const int64_t step = std::max<int64_t>(alignment, static_cast<int64_t>(std::bit_floor(uint64_t(bytes))) / 8);
+  const int64_t step =
+      std::max<int64_t>(alignment, static_cast<int64_t>(std::bit_floor(uint64_t(bytes))) / 8);
   return (bytes + step - 1) / step * step;
 }
 
@@ -51,7 +52,8 @@ Allocator::Allocator() {
 
 void* Allocator::system_allocate(int64_t bytes) {
   // The kernel promises more than it has and kills later; so refuse here what can't be there.
-  void* block = stats_.live_bytes + bytes <= physical_memory() ? std::aligned_alloc(alignment, bytes) : nullptr;
+  void* block =
+      stats_.live_bytes + bytes <= physical_memory() ? std::aligned_alloc(alignment, bytes) : nullptr;
   check(block != nullptr, "[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes,
         " in use, the machine has ", physical_memory(), "; reduce batch, context or width");
   ++stats_.system_allocations;
@@ -90,7 +92,8 @@ void Allocator::release(void* block, int64_t bytes) noexcept {
   stats_.live_bytes -= size;
   if (debug_) {
     if (!guards_intact(block, bytes)) {
-      std::fprintf(stderr, "[memory] a kernel wrote outside a block of %lld bytes\n", static_cast<long long>(bytes));
+      std::fprintf(stderr, "[memory] a kernel wrote outside a block of %lld bytes\n",
+                   static_cast<long long>(bytes));
       std::abort();
     }
     live_blocks_.erase(block);

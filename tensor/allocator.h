@@ -19,12 +19,12 @@ struct MemoryStats {
   int64_t system_allocations = 0;  // how often the operating system had to be asked
 };
 
-/// Keeps freed blocks by size, so that a training loop asks the operating system for memory in its first step only.
-/// Blocks are aligned to 64 bytes. Thread-safe.
+/// Keeps freed blocks by size, so that a training loop asks the operating system for memory in its first step
+/// only. Blocks are aligned to 64 bytes. Thread-safe.
 ///
-/// In debug mode (environment variable MIXGRAD_DEBUG_MEMORY=1, or set_debug) nothing is cached, fresh memory is
-/// filled with 0xFF bytes (NaN in every floating type, -1 in every integer) so that a value that no kernel wrote
-/// shows, and each block stands between guards that reveal a write outside it.
+/// In debug mode (environment variable MIXGRAD_DEBUG_MEMORY=1, or set_debug) nothing is cached, fresh memory
+/// is filled with 0xFF bytes (NaN in every floating type, -1 in every integer) so that a value that no kernel
+/// wrote shows, and each block stands between guards that reveal a write outside it.
 class Allocator {
  public:
   /// The allocator of a device.

@@ -14,9 +14,12 @@ namespace mixgrad {
 template <class F>
 void dispatch(const Tensor& x, const F& f) {
   switch (x.dtype()) {
-    case DType::float32: return f(Cpu{}, float{});
-    case DType::float64: return f(Cpu{}, double{});
-    default: throw Error(str("[dispatch] no kernels for element type ", x.dtype(), "; allowed: float32, float64"));
+    case DType::float32:
+      return f(Cpu{}, float{});
+    case DType::float64:
+      return f(Cpu{}, double{});
+    default:
+      throw Error(str("[dispatch] no kernels for element type ", x.dtype(), "; allowed: float32, float64"));
   }
 }
 

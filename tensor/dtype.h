@@ -10,22 +10,32 @@ enum class DType { float32, float64, bfloat16, int32, int64 };
 
 constexpr int64_t size_bytes(DType dtype) {
   switch (dtype) {
-    case DType::float32: return 4;
-    case DType::float64: return 8;
-    case DType::bfloat16: return 2;
-    case DType::int32: return 4;
-    case DType::int64: return 8;
+    case DType::float32:
+      return 4;
+    case DType::float64:
+      return 8;
+    case DType::bfloat16:
+      return 2;
+    case DType::int32:
+      return 4;
+    case DType::int64:
+      return 8;
   }
   return 0;
 }
 
 constexpr const char* name(DType dtype) {
   switch (dtype) {
-    case DType::float32: return "float32";
-    case DType::float64: return "float64";
-    case DType::bfloat16: return "bfloat16";
-    case DType::int32: return "int32";
-    case DType::int64: return "int64";
+    case DType::float32:
+      return "float32";
+    case DType::float64:
+      return "float64";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
   }
   return "?";
 }

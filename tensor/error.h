@@ -45,7 +45,8 @@ void check_usage(bool ok, const Parts&... parts) {
 /// "a, b, c"
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 
-/// The candidate with the smallest edit distance to word; empty when none is close enough to be a likely typo.
+/// The candidate with the smallest edit distance to word; empty when none is close enough to be a likely
+/// typo.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace mixgrad

@@ -26,6 +26,8 @@ void parallel_tasks(int64_t count, const Body& body) {
 }
 
 /// How many rows make a block of about 16 Ki elements: enough work to be worth a thread's while.
-inline int64_t rows_per_block(int64_t columns) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, columns)); }
+inline int64_t rows_per_block(int64_t columns) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, columns));
+}
 
 }  // namespace mixgrad

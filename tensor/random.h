@@ -1,7 +1,7 @@
 // Random numbers: the counter-based generator Philox4x32-10.
 //
-// Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The same key and counter give
-// the same words on every device, in any order and from any thread, and they are the words of cuRAND's
+// Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The same key and counter
+// give the same words on every device, in any order and from any thread, and they are the words of cuRAND's
 // CURAND_RNG_PSEUDO_PHILOX4_32_10. A generator's whole state is (seed, stream, position).
 #pragma once
 

@@ -26,11 +26,16 @@ namespace {
 template <class F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::float32: return f(float{});
-    case DType::float64: return f(double{});
-    case DType::int32: return f(int32_t{});
-    case DType::int64: return f(int64_t{});
-    case DType::bfloat16: break;
+    case DType::float32:
+      return f(float{});
+    case DType::float64:
+      return f(double{});
+    case DType::int32:
+      return f(int32_t{});
+    case DType::int64:
+      return f(int64_t{});
+    case DType::bfloat16:
+      break;
   }
   throw Error(str("[tensor] element type ", dtype, " can be stored but not computed with on the CPU"));
 }
@@ -141,8 +146,8 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 void Tensor::copy_from(const Tensor& source) {
-  check(source.shape_ == shape_ && source.dtype_ == dtype_, "[tensor] copy of ", source.shape_, " ", source.dtype_,
-        " into ", shape_, " ", dtype_);
+  check(source.shape_ == shape_ && source.dtype_ == dtype_, "[tensor] copy of ", source.shape_, " ",
+        source.dtype_, " into ", shape_, " ", dtype_);
   check(is_contiguous(), "[tensor] copy into a view that isn't contiguous, shape ", shape_);
   const int64_t row_bytes = shape_.columns() * size_bytes(dtype_);
   if (row_bytes == 0) return;
@@ -177,8 +182,12 @@ std::vector<double> Tensor::to_vector() const {
   return values;
 }
 
-Tensor empty_like(const Tensor& tensor) { return Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()); }
-Tensor zeros_like(const Tensor& tensor) { return Tensor::zeros(tensor.shape(), tensor.dtype(), tensor.device()); }
+Tensor empty_like(const Tensor& tensor) {
+  return Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device());
+}
+Tensor zeros_like(const Tensor& tensor) {
+  return Tensor::zeros(tensor.shape(), tensor.dtype(), tensor.device());
+}
 
 Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype, Device device) {
   std::vector<double> values(shape.elements());
@@ -191,7 +200,8 @@ Tensor normal(const Shape& shape, double deviation, Generator& generator, DType 
   return Tensor::from(values, shape, device).to(dtype);
 }
 
-Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype, Device device) {
+Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype,
+               Device device) {
   std::vector<double> values(shape.elements());
   for (double& value : values) value = low + (high - low) * generator.uniform();
   return Tensor::from(values, shape, device).to(dtype);

@@ -30,8 +30,8 @@ class Tensor {
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape, Device device = {}) {
     Tensor tensor = empty(shape, dtype_of<T>, device);
-    check(static_cast<int64_t>(values.size()) == shape.elements(), "[tensor] ", values.size(), " values for shape ",
-          shape);
+    check(static_cast<int64_t>(values.size()) == shape.elements(), "[tensor] ", values.size(),
+          " values for shape ", shape);
     tensor.copy_in(values.data());
     return tensor;
   }
@@ -106,10 +106,11 @@ using Tensors = std::vector<Tensor>;
 Tensor empty_like(const Tensor& tensor);
 Tensor zeros_like(const Tensor& tensor);
 
-/// Normally distributed with the given standard deviation, drawn on the CPU in double (Box and Muller), so that the
-/// values do not depend on the device and a float tensor holds the rounded values of the double one.
+/// Normally distributed with the given standard deviation, drawn on the CPU in double (Box and Muller), so
+/// that the values do not depend on the device and a float tensor holds the rounded values of the double one.
 Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype, Device device = {});
 /// Uniform in [low, high).
-Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype, Device device = {});
+Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype,
+               Device device = {});
 
 }  // namespace mixgrad

@@ -1,0 +1,303 @@
+#include "autograd/ops/elementwise.h"
+
+#include "autograd/op.h"
+#include "tensor/dispatch.h"
+#include "tensor/kernels/elementwise.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// y = F(x), dx = dy F'(x).
+template <class F>
+struct Unary {
+  static constexpr std::string_view name = F::name;
+
+  Tensor forward(Context& context, const Tensor& x) const {
+    context.save(x);
+    Tensor y = empty_like(x);
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      unary_forward<typename F::Function>(device, x.elements(), x.data<T>(), y.data<T>());
+    });
+    return y;
+  }
+
+  Tensors backward(const Context& context, const Tensor& dy) const {
+    const Tensor& x = context.saved(0);
+    Tensor dx = empty_like(x);
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      unary_backward<typename F::Function>(device, x.elements(), x.data<T>(), dy.data<T>(), dx.data<T>());
+    });
+    return {dx};
+  }
+};
+
+struct SigmoidOp {
+  static constexpr std::string_view name = "sigmoid";
+  using Function = Sigmoid;
+};
+struct LogSigmoidOp {
+  static constexpr std::string_view name = "log_sigmoid";
+  using Function = LogSigmoid;
+};
+struct SoftplusOp {
+  static constexpr std::string_view name = "softplus";
+  using Function = Softplus;
+};
+struct SiluOp {
+  static constexpr std::string_view name = "silu";
+  using Function = Silu;
+};
+struct GeluErfOp {
+  static constexpr std::string_view name = "gelu_erf";
+  using Function = GeluErf;
+};
+struct GeluTanhOp {
+  static constexpr std::string_view name = "gelu_tanh";
+  using Function = GeluTanh;
+};
+struct EluPlusOneOp {
+  static constexpr std::string_view name = "elu_plus_one";
+  using Function = EluPlusOne;
+};
+
+}  // namespace
+
+Variable sigmoid(const Variable& x) { return apply(Unary<SigmoidOp>{}, x); }
+Variable log_sigmoid(const Variable& x) { return apply(Unary<LogSigmoidOp>{}, x); }
+Variable softplus(const Variable& x) { return apply(Unary<SoftplusOp>{}, x); }
+Variable silu(const Variable& x) { return apply(Unary<SiluOp>{}, x); }
+Variable gelu_erf(const Variable& x) { return apply(Unary<GeluErfOp>{}, x); }
+Variable gelu_tanh(const Variable& x) { return apply(Unary<GeluTanhOp>{}, x); }
+Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOneOp>{}, x); }
+
+namespace {
+
+/// The gradient of an operand that was repeated to dy's shape.
+Tensor reduce_to(const Shape& operand, const Tensor& dy) {
+  if (operand == dy.shape()) return dy;
+  const BroadcastShape shape = broadcast("reduce", operand, dy.shape());
+  Tensor gradient = Tensor::empty(operand, dy.dtype(), dy.device());
+  dispatch(dy, [&](auto device, auto type) {
+    using T = decltype(type);
+    broadcast_reduce(device, shape, operand.elements(), dy.data<T>(), gradient.data<T>());
+  });
+  return gradient;
+}
+
+Tensor product(const Tensor& a, const Tensor& b) {
+  const BroadcastShape shape = broadcast("multiply", a.shape(), b.shape());
+  Tensor y = Tensor::empty(shape.shape, a.dtype(), a.device());
+  dispatch(a, [&](auto device, auto type) {
+    using T = decltype(type);
+    broadcast_multiply(device, shape, a.data<T>(), b.data<T>(), y.data<T>());
+  });
+  return y;
+}
+
+/// y = a + b; da and db = dy, summed over repeated axes.
+struct Add {
+  static constexpr std::string_view name = "add";
+  Shape a_shape;
+  Shape b_shape;
+
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) const {
+    const BroadcastShape shape = broadcast("add", a.shape(), b.shape());
+    Tensor y = Tensor::empty(shape.shape, a.dtype(), a.device());
+    dispatch(a, [&](auto device, auto type) {
+      using T = decltype(type);
+      if (a_shape == b_shape)
+        add(device, y.elements(), a.data<T>(), b.data<T>(), y.data<T>());
+      else
+        broadcast_add(device, shape, a.data<T>(), b.data<T>(), y.data<T>());
+    });
+    return y;
+  }
+
+  Tensors backward(const Context& context, const Tensor& dy) const {
+    return {context.wants(0) ? reduce_to(a_shape, dy) : Tensor(),
+            context.wants(1) ? reduce_to(b_shape, dy) : Tensor()};
+  }
+};
+
+/// y = a b; da = dy b and db = dy a, summed over repeated axes. Saved: a, b.
+struct Multiply {
+  static constexpr std::string_view name = "multiply";
+
+  Tensor forward(Context& context, const Tensor& a, const Tensor& b) const {
+    context.save(a);
+    context.save(b);
+    return product(a, b);
+  }
+
+  Tensors backward(const Context& context, const Tensor& dy) const {
+    const Tensor& a = context.saved(0);
+    const Tensor& b = context.saved(1);
+    return {context.wants(0) ? reduce_to(a.shape(), product(dy, b)) : Tensor(),
+            context.wants(1) ? reduce_to(b.shape(), product(dy, a)) : Tensor()};
+  }
+};
+
+/// y = factor x
+struct Scale {
+  static constexpr std::string_view name = "scale";
+  double factor;
+
+  Tensor forward(Context&, const Tensor& x) const { return scaled(x); }
+  Tensors backward(const Context&, const Tensor& dy) const { return {scaled(dy)}; }
+
+  Tensor scaled(const Tensor& x) const {
+    Tensor y = empty_like(x);
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      scale(device, x.elements(), static_cast<T>(factor), x.data<T>(), y.data<T>());
+    });
+    return y;
+  }
+};
+
+/// y = sum of x; dx = dy everywhere.
+struct Sum {
+  static constexpr std::string_view name = "sum";
+  Shape shape;
+
+  Tensor forward(Context&, const Tensor& x) const {
+    Tensor y = Tensor::empty({}, x.dtype(), x.device());
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      sum_all(device, x.elements(), x.data<T>(), y.data<T>());
+    });
+    return y;
+  }
+
+  Tensors backward(const Context&, const Tensor& dy) const {
+    return {Tensor::full(shape, dy.item(), dy.dtype(), dy.device())};
+  }
+};
+
+struct Reshape {
+  static constexpr std::string_view name = "reshape";
+  Shape from;
+  Shape to;
+
+  Tensor forward(Context&, const Tensor& x) const { return x.reshape(to); }
+  Tensors backward(const Context&, const Tensor& dy) const { return {dy.reshape(from)}; }
+};
+
+/// y = x mask / (1 - rate); dx = dy mask / (1 - rate), the mask drawn again from the same place. Saved:
+/// nothing.
+struct Dropout {
+  static constexpr std::string_view name = "dropout";
+  double rate;
+  Generator generator;
+  uint64_t first_block;
+
+  Tensor forward(Context&, const Tensor& x) const { return masked(x); }
+  Tensors backward(const Context&, const Tensor& dy) const { return {masked(dy)}; }
+
+  Tensor masked(const Tensor& x) const {
+    Tensor y = empty_like(x);
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      dropout(device, x.elements(), static_cast<float>(rate), generator, first_block, x.data<T>(),
+              y.data<T>());
+    });
+    return y;
+  }
+};
+
+/// y = mask ? x : 0; dx = mask ? dy : 0.
+struct MaskRows {
+  static constexpr std::string_view name = "mask_rows";
+  Tensor mask;
+
+  Tensor forward(Context&, const Tensor& x) const { return masked(x); }
+  Tensors backward(const Context&, const Tensor& dy) const { return {masked(dy)}; }
+
+  Tensor masked(const Tensor& x) const {
+    const int64_t rows = mask.elements();
+    Tensor y = empty_like(x);
+    dispatch(x, [&](auto device, auto type) {
+      using T = decltype(type);
+      mask_rows(device, rows, rows > 0 ? x.elements() / rows : 0, mask.data<int32_t>(), x.data<T>(),
+                y.data<T>());
+    });
+    return y;
+  }
+};
+
+}  // namespace
+
+Variable add(const Variable& a, const Variable& b) { return apply(Add{a.shape(), b.shape()}, a, b); }
+Variable multiply(const Variable& a, const Variable& b) { return apply(Multiply{}, a, b); }
+Variable scale(const Variable& x, double factor) { return apply(Scale{factor}, x); }
+Variable add_scalar(const Variable& x, double offset) {
+  return add(x, Variable(Tensor::full({}, offset, x.dtype(), x.value().device())));
+}
+Variable sum(const Variable& x) { return apply(Sum{x.shape()}, x); }
+Variable reshape(const Variable& x, const Shape& shape) { return apply(Reshape{x.shape(), shape}, x); }
+
+Variable dropout(const Variable& x, double rate, Generator& generator) {
+  check_usage(rate >= 0 && rate < 1, "[dropout] rate ", rate, "; allowed: 0 <= rate < 1");
+  if (rate == 0) return x;
+  const uint64_t first_block = generator.reserve((x.value().elements() + 3) / 4);
+  return apply(Dropout{rate, generator, first_block}, x);
+}
+
+Variable mask_rows(const Variable& x, const Tensor& mask) {
+  bool leads = mask.shape().rank() <= x.shape().rank();
+  for (int axis = 0; leads && axis < mask.shape().rank(); ++axis)
+    leads = mask.shape()[axis] == x.shape()[axis];
+  check(leads, "[mask_rows] mask ", mask.shape(), " is not made of the leading axes of x ", x.shape());
+  return apply(MaskRows{mask}, x);
+}
+
+std::vector<GradCase> elementwise_cases(CaseInputs& inputs) {
+  using Inputs = const std::vector<Variable>&;
+  const auto unary = [&](std::string name, Variable (*op)(const Variable&)) {
+    return GradCase{
+        name, {inputs.normal("x", {3, 5}, 2)}, [op](Inputs in) { return std::vector{op(in[0])}; }};
+  };
+  std::vector<GradCase> cases = {
+      unary("sigmoid", sigmoid),           unary("log_sigmoid", log_sigmoid),
+      unary("softplus", softplus),         unary("silu", silu),
+      unary("gelu_erf", gelu_erf),         unary("gelu_tanh", gelu_tanh),
+      unary("elu_plus_one", elu_plus_one), unary("sum", sum),
+  };
+  cases.push_back({"add, both repeated",
+                   {inputs.normal("a", {2, 1, 4}), inputs.normal("b", {3, 1})},
+                   [](Inputs in) { return std::vector{add(in[0], in[1])}; }});
+  cases.push_back({"add, same shape",
+                   {inputs.normal("a", {2, 3}), inputs.normal("b", {2, 3})},
+                   [](Inputs in) { return std::vector{add(in[0], in[1])}; }});
+  cases.push_back({"add, one operand twice", {inputs.normal("a", {2, 3})}, [](Inputs in) {
+                     return std::vector{add(in[0], in[0])};
+                   }});
+  cases.push_back({"multiply, both repeated",
+                   {inputs.normal("a", {2, 1, 4}), inputs.normal("b", {3, 1})},
+                   [](Inputs in) { return std::vector{multiply(in[0], in[1])}; }});
+  cases.push_back({"multiply, one operand twice", {inputs.normal("a", {2, 3})}, [](Inputs in) {
+                     return std::vector{multiply(in[0], in[0])};
+                   }});
+  cases.push_back(
+      {"scale", {inputs.normal("x", {7})}, [](Inputs in) { return std::vector{scale(in[0], -2.5)}; }});
+  cases.push_back(
+      {"add_scalar", {inputs.normal("x", {7})}, [](Inputs in) { return std::vector{add_scalar(in[0], 3)}; }});
+  cases.push_back({"reshape", {inputs.normal("x", {2, 6})}, [](Inputs in) {
+                     return std::vector{reshape(in[0], {3, 4})};
+                   }});
+  cases.push_back({"dropout", {inputs.normal("x", {5, 7})}, [](Inputs in) {
+                     Generator generator(5,
+                                         Stream::dropout);  // anew for each call: the function must be pure
+                     return std::vector{dropout(in[0], 0.3, generator)};
+                   }});
+  cases.push_back({"mask_rows", {inputs.normal("x", {2, 3, 4})}, [](Inputs in) {
+                     const Tensor mask = Tensor::from(std::vector<int32_t>{1, 0, 1, 1, 1, 0}, {2, 3});
+                     return std::vector{mask_rows(in[0], mask)};
+                   }});
+  return cases;
+}
+
+}  // namespace mixgrad

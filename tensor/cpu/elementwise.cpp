@@ -1,0 +1,201 @@
+// Elementwise kernels on the CPU.
+#include "tensor/kernels/elementwise.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tensor/parallel.h"
+
+namespace mixgrad {
+
+namespace {
+
+constexpr int64_t block_elements = 16384;
+
+/// y[i] = f(i), blocks in parallel.
+template <class T, class F>
+void map(int64_t n, T* y, const F& f) {
+  parallel_blocks(n, block_elements, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) y[i] = f(i);
+  });
+}
+
+}  // namespace
+
+template <class T>
+void add(Cpu, int64_t n, const T* a, const T* b, T* y) {
+  map(n, y, [=](int64_t i) { return a[i] + b[i]; });
+}
+
+template <class T>
+void scale(Cpu, int64_t n, T factor, const T* x, T* y) {
+  map(n, y, [=](int64_t i) { return factor * x[i]; });
+}
+
+template <class F, class T>
+void unary_forward(Cpu, int64_t n, const T* x, T* y) {
+  map(n, y, [=](int64_t i) { return F::value(x[i]); });
+}
+
+template <class F, class T>
+void unary_backward(Cpu, int64_t n, const T* x, const T* dy, T* dx) {
+  map(n, dx, [=](int64_t i) { return dy[i] * F::slope(x[i]); });
+}
+
+BroadcastShape broadcast(const char* op, const Shape& a, const Shape& b) {
+  BroadcastShape result;
+  const int rank = std::max(a.rank(), b.rank());
+  for (int axis = 0; axis < rank; ++axis) result.shape.push_back(1);
+  int64_t a_stride = 1;
+  int64_t b_stride = 1;
+  for (int axis = -1; axis >= -rank; --axis) {
+    const int64_t a_size = -axis <= a.rank() ? a[axis] : 1;
+    const int64_t b_size = -axis <= b.rank() ? b[axis] : 1;
+    check(a_size == b_size || a_size == 1 || b_size == 1, "[", op, "] shapes ", a, " and ", b,
+          " do not go together: axis ", axis, " has sizes ", a_size, " and ", b_size);
+    result.shape[axis] = a_size == 1 ? b_size : a_size;
+    result.a_strides[rank + axis] = a_size == 1 ? 0 : a_stride;
+    result.b_strides[rank + axis] = b_size == 1 ? 0 : b_stride;
+    a_stride *= a_size;
+    b_stride *= b_size;
+  }
+  return result;
+}
+
+namespace {
+
+/// y[i] = f(a value, b value), for contiguous y of the common shape.
+template <class T, class F>
+void broadcast_map(const BroadcastShape& s, const T* a, const T* b, T* y, const F& f) {
+  const int rank = s.shape.rank();
+  const int64_t columns = s.shape.columns();
+  const int64_t a_step = rank > 0 ? s.a_strides[rank - 1] : 0;
+  const int64_t b_step = rank > 0 ? s.b_strides[rank - 1] : 0;
+  parallel_blocks(s.shape.rows(), rows_per_block(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t a_offset = 0;
+      int64_t b_offset = 0;
+      int64_t rest = row;
+      for (int axis = rank - 2; axis >= 0; --axis) {
+        const int64_t index = rest % s.shape[axis];
+        rest /= s.shape[axis];
+        a_offset += index * s.a_strides[axis];
+        b_offset += index * s.b_strides[axis];
+      }
+      for (int64_t j = 0; j < columns; ++j) {
+        y[row * columns + j] = f(a[a_offset + j * a_step], b[b_offset + j * b_step]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void broadcast_add(Cpu, const BroadcastShape& shape, const T* a, const T* b, T* y) {
+  broadcast_map(shape, a, b, y, [](T left, T right) { return left + right; });
+}
+
+template <class T>
+void broadcast_multiply(Cpu, const BroadcastShape& shape, const T* a, const T* b, T* y) {
+  broadcast_map(shape, a, b, y, [](T left, T right) { return left * right; });
+}
+
+template <class T>
+void broadcast_reduce(Cpu, const BroadcastShape& s, int64_t a_elements, const T* dy, T* da) {
+  // The axes along which a was repeated are summed over; along the others each element is a task of its own.
+  Shape kept;
+  Shape summed;
+  std::vector<int64_t> kept_strides;
+  std::vector<int64_t> summed_strides;
+  int64_t stride = 1;
+  std::array<int64_t, Shape::max_rank> dy_strides{};
+  for (int axis = s.shape.rank() - 1; axis >= 0; --axis) {
+    dy_strides[axis] = stride;
+    stride *= s.shape[axis];
+  }
+  for (int axis = 0; axis < s.shape.rank(); ++axis) {
+    const bool repeated = s.a_strides[axis] == 0;
+    (repeated ? summed : kept).push_back(s.shape[axis]);
+    (repeated ? summed_strides : kept_strides).push_back(dy_strides[axis]);
+  }
+  const auto offset_of = [](const Shape& shape, const std::vector<int64_t>& strides, int64_t index) {
+    int64_t offset = 0;
+    for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+      offset += index % shape[axis] * strides[axis];
+      index /= shape[axis];
+    }
+    return offset;
+  };
+  parallel_blocks(a_elements, rows_per_block(summed.elements()), [&](int64_t begin, int64_t end) {
+    std::vector<T> sums(end - begin, T(0));
+    // The sum's loop outside, the elements' inside: neighbours in a are neighbours in dy where it matters.
+    for (int64_t term = 0; term < summed.elements(); ++term) {
+      const int64_t base = offset_of(summed, summed_strides, term);
+      for (int64_t i = begin; i < end; ++i) sums[i - begin] += dy[base + offset_of(kept, kept_strides, i)];
+    }
+    std::copy(sums.begin(), sums.end(), da + begin);
+  });
+}
+
+template <class T>
+void sum_all(Cpu, int64_t n, const T* x, T* y) {
+  std::vector<T> partial((n + block_elements - 1) / block_elements);
+  parallel_blocks(n, block_elements, [&](int64_t begin, int64_t end) {
+    T sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum += x[i];
+    partial[begin / block_elements] = sum;
+  });
+  *y = 0;
+  for (const T sum : partial) *y += sum;
+}
+
+template <class T>
+void dropout(Cpu, int64_t n, float rate, Generator generator, uint64_t first_block, const T* x, T* y) {
+  const T kept = T(1) / (T(1) - T(rate));
+  parallel_blocks((n + 3) / 4, block_elements / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t quad = begin; quad < end; ++quad) {
+      const auto words = generator.block(first_block + quad);
+      for (int64_t i = 4 * quad; i < std::min(n, 4 * quad + 4); ++i) {
+        y[i] = uniform_from_word(words[i % 4]) > rate ? kept * x[i] : T(0);
+      }
+    }
+  });
+}
+
+template <class T>
+void mask_rows(Cpu, int64_t rows, int64_t columns, const int32_t* mask, const T* x, T* y) {
+  parallel_blocks(rows, rows_per_block(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      T* out = y + row * columns;
+      if (mask[row] != 0)
+        std::copy_n(x + row * columns, columns, out);
+      else
+        std::fill_n(out, columns, T(0));
+    }
+  });
+}
+
+#define INSTANTIATE_UNARY(F, T)                                  \
+  template void unary_forward<F, T>(Cpu, int64_t, const T*, T*); \
+  template void unary_backward<F, T>(Cpu, int64_t, const T*, const T*, T*);
+#define INSTANTIATE(T)                                                                     \
+  template void add<T>(Cpu, int64_t, const T*, const T*, T*);                              \
+  template void scale<T>(Cpu, int64_t, T, const T*, T*);                                   \
+  template void broadcast_add<T>(Cpu, const BroadcastShape&, const T*, const T*, T*);      \
+  template void broadcast_multiply<T>(Cpu, const BroadcastShape&, const T*, const T*, T*); \
+  template void broadcast_reduce<T>(Cpu, const BroadcastShape&, int64_t, const T*, T*);    \
+  template void sum_all<T>(Cpu, int64_t, const T*, T*);                                    \
+  template void dropout<T>(Cpu, int64_t, float, Generator, uint64_t, const T*, T*);        \
+  template void mask_rows<T>(Cpu, int64_t, int64_t, const int32_t*, const T*, T*);         \
+  INSTANTIATE_UNARY(Sigmoid, T)                                                            \
+  INSTANTIATE_UNARY(LogSigmoid, T)                                                         \
+  INSTANTIATE_UNARY(Softplus, T)                                                           \
+  INSTANTIATE_UNARY(Silu, T)                                                               \
+  INSTANTIATE_UNARY(GeluErf, T)                                                            \
+  INSTANTIATE_UNARY(GeluTanh, T)                                                           \
+  INSTANTIATE_UNARY(EluPlusOne, T)
+INSTANTIATE(float)
+INSTANTIATE(double)
+
+}  // namespace mixgrad

@@ -1,0 +1,40 @@
+// Matrix products.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/device.h"
+
+namespace mixgrad {
+
+enum class Transpose : bool { no, yes };
+
+/// C [m, n] = alpha op(A) op(B) + beta C, row-major; op(A) is [m, k], op(B) [k, n].
+/// lda, ldb, ldc: distance between the rows of A, B and C as they are stored. beta = 0 ignores what C held.
+struct GemmShape {
+  int64_t m, n, k;
+  Transpose a = Transpose::no;
+  Transpose b = Transpose::no;
+  int64_t lda = 0, ldb = 0, ldc = 0;  // 0: the rows follow each other without a gap
+};
+
+/// Many products of one shape: outer x inner of them (batch x head, say), with a stride for each.
+struct GemmBatch {
+  int64_t outer = 1, inner = 1;
+  int64_t a_outer = 0, a_inner = 0;
+  int64_t b_outer = 0, b_inner = 0;
+  int64_t c_outer = 0, c_inner = 0;
+};
+
+template <class T>
+void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c);
+template <class T>
+void gemm_batched(Cpu, GemmShape shape, GemmBatch batch, T alpha, const T* a, const T* b, T beta, T* c);
+
+/// y[r, :] += bias and dbias = sum over rows of dy. y, dy [rows, columns].
+template <class T>
+void bias_forward(Cpu, int64_t rows, int64_t columns, const T* bias, T* y);
+template <class T>
+void bias_backward(Cpu, int64_t rows, int64_t columns, const T* dy, T* dbias);
+
+}  // namespace mixgrad

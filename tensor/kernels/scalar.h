@@ -1,0 +1,115 @@
+// The scalar functions of the elementwise ops, each written once, for every kernel on every device.
+//
+// A function is a type with value(x) and slope(x), its derivative.
+#pragma once
+
+#include <cmath>
+
+#include "tensor/random.h"
+
+namespace mixgrad {
+
+/// 1 / (1 + exp(-x)), by the exponential that can't overflow.
+template <class T>
+MIXGRAD_HOST_DEVICE inline T sigmoid(T x) {
+  const T e = std::exp(-std::abs(x));
+  return (x >= 0 ? T(1) : e) / (1 + e);
+}
+
+/// log(1 + exp(x)), exact for large |x|.
+template <class T>
+MIXGRAD_HOST_DEVICE inline T softplus(T x) {
+  return (x > 0 ? x : T(0)) + std::log1p(std::exp(-std::abs(x)));
+}
+
+struct Sigmoid {
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return sigmoid(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return sigmoid(x) * sigmoid(-x);
+  }
+};
+
+struct Softplus {
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return softplus(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return sigmoid(x);
+  }
+};
+
+struct LogSigmoid {
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return -softplus(-x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return sigmoid(-x);
+  }
+};
+
+struct Silu {
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return x * sigmoid(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    const T s = sigmoid(x);
+    return s * (1 + x * sigmoid(-x));
+  }
+};
+
+/// x Phi(x), Phi the normal distribution function. Hendrycks, Gimpel: Gaussian error linear units, 2016.
+struct GeluErf {
+  static constexpr double sqrt_half = 0.70710678118654752440;
+  static constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return x * T(0.5) *
+           std::erfc(-x * T(sqrt_half));  // erfc, not 1 + erf: it keeps its digits in the left tail
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return T(0.5) * std::erfc(-x * T(sqrt_half)) + x * T(inverse_sqrt_2pi) * std::exp(T(-0.5) * x * x);
+  }
+};
+
+/// Its usual approximation, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x sigmoid(2 u).
+struct GeluTanh {
+  static constexpr double sqrt_2_over_pi = 0.79788456080286535588;
+  static constexpr double cubic = 0.044715;
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    const T u = T(sqrt_2_over_pi) * (x + T(cubic) * x * x * x);
+    return x * sigmoid(2 * u);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    const T u = T(sqrt_2_over_pi) * (x + T(cubic) * x * x * x);
+    const T du = T(sqrt_2_over_pi) * (1 + 3 * T(cubic) * x * x);
+    const T s = sigmoid(2 * u);
+    return s + x * 2 * du * s * sigmoid(-2 * u);
+  }
+};
+
+/// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
+struct EluPlusOne {
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return x > 0 ? x + 1 : std::exp(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return x > 0 ? T(1) : std::exp(x);
+  }
+};
+
+}  // namespace mixgrad
