@@ -1,0 +1,51 @@
+#include "nn/layers.h"
+
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/embedding.h"
+#include "autograd/ops/linear.h"
+#include "autograd/ops/norm.h"
+
+namespace mixgrad {
+
+namespace {
+constexpr double weight_deviation = 0.02;  // GPT-2's
+}
+
+Linear::Linear(int64_t in, int64_t out, bool bias, Initialiser& initialiser)
+    : weight_(initialiser.normal({out, in}, weight_deviation)) {
+  declare("weight", weight_, Decay::yes);
+  if (!bias) return;
+  bias_ = initialiser.constant({out}, 0);
+  declare("bias", bias_, Decay::no);
+}
+
+Variable Linear::forward(const Variable& x) const { return linear(x, weight_, bias_); }
+
+Embedding::Embedding(int64_t ids, int64_t width, Initialiser& initialiser)
+    : weight_(initialiser.normal({ids, width}, weight_deviation)) {
+  declare("weight", weight_, Decay::yes);
+}
+
+Variable Embedding::forward(const Tensor& ids) const { return embedding(ids, weight_); }
+
+Norm::Norm(NormKind kind, int64_t width, bool bias, Initialiser& initialiser)
+    : kind_(kind), weight_(initialiser.constant({width}, 1)) {
+  declare("weight", weight_, Decay::no);
+  if (!bias || kind == NormKind::rms) return;
+  bias_ = initialiser.constant({width}, 0);
+  declare("bias", bias_, Decay::no);
+}
+
+Variable Norm::forward(const Variable& x) const {
+  return kind_ == NormKind::layer ? layer_norm(x, weight_, bias_, 1e-5) : rms_norm(x, weight_, 1e-6);
+}
+
+Mlp::Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser)
+    : up_(width, hidden, bias, initialiser), down_(hidden, width, bias, initialiser) {
+  declare("up", up_);
+  declare("down", down_);
+}
+
+Variable Mlp::forward(const Variable& x) const { return down_.forward(gelu_tanh(up_.forward(x))); }
+
+}  // namespace mixgrad

@@ -1,0 +1,62 @@
+// The layers that everything else is made of.
+#pragma once
+
+#include <string_view>
+
+#include "nn/module.h"
+
+namespace mixgrad {
+
+/// y = x W^T + b; weight [out, in] ~ N(0, 0.02), bias [out] = 0, if any.
+class Linear : public Module {
+ public:
+  Linear(int64_t in, int64_t out, bool bias, Initialiser& initialiser);
+
+  Variable forward(const Variable& x) const;  // [..., in] -> [..., out]
+
+ private:
+  Variable weight_;
+  Variable bias_;
+};
+
+/// A table of one vector for each id; weight [ids, width] ~ N(0, 0.02).
+class Embedding : public Module {
+ public:
+  Embedding(int64_t ids, int64_t width, Initialiser& initialiser);
+
+  Variable forward(const Tensor& ids) const;  // int32 [...] -> [..., width]
+  const Variable& weight() const { return weight_; }
+
+ private:
+  Variable weight_;
+};
+
+enum class NormKind { layer, rms };
+
+/// LayerNorm (Ba, Kiros, Hinton, 2016; eps 1e-5) or RMSNorm (Zhang, Sennrich, 2019; eps 1e-6) over the last axis,
+/// with a weight of ones and, for LayerNorm, a bias of zeros if wanted.
+class Norm : public Module {
+ public:
+  Norm(NormKind kind, int64_t width, bool bias, Initialiser& initialiser);
+
+  Variable forward(const Variable& x) const;
+
+ private:
+  NormKind kind_;
+  Variable weight_;
+  Variable bias_;
+};
+
+/// down(gelu(up(x))), GELU by its tanh approximation.
+class Mlp : public Module {
+ public:
+  Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser);
+
+  Variable forward(const Variable& x) const;  // [..., width] -> [..., width]
+
+ private:
+  Linear up_;
+  Linear down_;
+};
+
+}  // namespace mixgrad
