@@ -67,6 +67,10 @@ class Tensor {
     return defined() ? data<T>() : nullptr;
   }
 
+  /// The first byte of the values, whatever their type: for reading and writing files.
+  void* raw_data() { return address(dtype_); }
+  const void* raw_data() const { return address(dtype_); }
+
   /// A view with another shape of as many elements; the tensor must be contiguous.
   Tensor reshape(const Shape& shape) const;
   /// A view of `length` entries from `start` along an axis.

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
-#include <system_error>
 
 #include "tensor/error.h"
 
@@ -32,21 +31,5 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view b
   ::unlink(temporary.c_str());
   throw Error(str("[file] can't write ", target, ": ", errno_text(reason)));
 }
-
-FileDescriptor::~FileDescriptor() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-bool write_fully(int descriptor, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
-}
-
-std::string errno_text(int error) { return std::generic_category().message(error); }
 
 }  // namespace mixgrad
