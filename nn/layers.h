@@ -13,6 +13,7 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, bool bias, Initialiser& initialiser);
 
   Variable forward(const Variable& x) const;  // [..., in] -> [..., out]
+  const Variable& weight() const { return weight_; }
 
  private:
   Variable weight_;
@@ -33,8 +34,8 @@ class Embedding : public Module {
 
 enum class NormKind { layer, rms };
 
-/// LayerNorm (Ba, Kiros, Hinton, 2016; eps 1e-5) or RMSNorm (Zhang, Sennrich, 2019; eps 1e-6) over the last axis,
-/// with a weight of ones and, for LayerNorm, a bias of zeros if wanted.
+/// LayerNorm (Ba, Kiros, Hinton, 2016; eps 1e-5) or RMSNorm (Zhang, Sennrich, 2019; eps 1e-6) over the last
+/// axis, with a weight of ones and, for LayerNorm, a bias of zeros if wanted.
 class Norm : public Module {
  public:
   Norm(NormKind kind, int64_t width, bool bias, Initialiser& initialiser);

@@ -45,9 +45,10 @@ int64_t MixerState::bytes() const {
 
 Mixer::Mixer(const MixerConfig& config, std::string name, const MixerForms& forms)
     : width_(config.width), heads_(config.heads), name_(std::move(name)), forms_(forms) {
-  check_usage(heads_ > 0 && width_ % heads_ == 0, "[", name_, "] width ", width_, " is not a multiple of ", heads_,
-              " heads");
-  check_usage(!config.rope || forms_.rope, "[", name_, "] has no rotary positions; use learned, sinusoidal or none");
+  check_usage(heads_ > 0 && width_ % heads_ == 0, "[", name_, "] width ", width_, " is not a multiple of ",
+              heads_, " heads");
+  check_usage(!config.rope || forms_.rope, "[", name_,
+              "] has no rotary positions; use learned, sinusoidal or none");
 }
 
 Variable Mixer::forward(const MixerInput& input) {
@@ -60,15 +61,15 @@ Variable Mixer::forward(const MixerInput& input) {
     check_usage(forms_.cross, "[", name_, "] has no cross form");
     check_usage(!input.causal && input.state == nullptr, "[", name_,
                 "] the cross form is neither causal nor read piece by piece");
-    check(context.rank() == 3 && context[0] == x[0] && context[2] == width_, "[", name_, "] context ", context,
-          " for x ", x, "; allowed: [", x[0], ", Tk, ", width_, "]");
+    check(context.rank() == 3 && context[0] == x[0] && context[2] == width_, "[", name_, "] context ",
+          context, " for x ", x, "; allowed: [", x[0], ", Tk, ", width_, "]");
   }
   if (input.key_mask.defined()) {
     check_usage(forms_.key_mask, "[", name_, "] takes no key mask");
     check_usage(input.state == nullptr, "[", name_, "] takes no key mask while it is read piece by piece");
     const Shape expected{x[0], input.context.defined() ? input.context.shape()[1] : x[1]};
-    check(input.key_mask.shape() == expected, "[", name_, "] key mask ", input.key_mask.shape(), "; allowed: ",
-          expected);
+    check(input.key_mask.shape() == expected, "[", name_, "] key mask ", input.key_mask.shape(),
+          "; allowed: ", expected);
   }
   if (input.state != nullptr) {
     check_usage(input.causal, "[", name_, "] only a causal model is read piece by piece");
@@ -114,9 +115,11 @@ class PatternReader {
     for (const MixerOption& option : choice.kind->options) {
       known.push_back(option.name);
       if (option.name != name) continue;
-      check_usage(value >= option.minimum && value <= option.maximum && (!option.integer || value == std::floor(value)),
-                  "[pattern] ", choice.kind->name, ": ", name, " = ", value, "; allowed: ",
-                  option.integer ? "whole numbers" : "numbers", " from ", option.minimum, " to ", option.maximum);
+      check_usage(value >= option.minimum && value <= option.maximum &&
+                      (!option.integer || value == std::floor(value)),
+                  "[pattern] ", choice.kind->name, ": ", name, " = ", value,
+                  "; allowed: ", option.integer ? "whole numbers" : "numbers", " from ", option.minimum,
+                  " to ", option.maximum);
       choice.options[name] = value;
       return;
     }
@@ -127,7 +130,8 @@ class PatternReader {
   std::string word() {
     skip_spaces();
     const size_t begin = at_;
-    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_')) ++at_;
+    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_'))
+      ++at_;
     require(at_ > begin, "a name");
     return text_.substr(begin, at_ - begin);
   }
@@ -143,8 +147,8 @@ class PatternReader {
 
   int64_t repetitions() {
     const double times = number();
-    check_usage(times >= 1 && times <= 1024 && times == std::floor(times), "[pattern] '", text_, "': *", times,
-                "; allowed: whole numbers from 1 to 1024");
+    check_usage(times >= 1 && times <= 1024 && times == std::floor(times), "[pattern] '", text_, "': *",
+                times, "; allowed: whole numbers from 1 to 1024");
     return static_cast<int64_t>(times);
   }
 
@@ -181,8 +185,8 @@ std::string MixerChoice::text() const {
 std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layers) {
   const std::vector<MixerChoice> once = PatternReader(pattern).read();
   const auto length = static_cast<int64_t>(once.size());
-  check_usage(layers % length == 0, "[pattern] '", pattern, "' names ", length, " layers, which do not divide the ",
-              layers, " layers of the model");
+  check_usage(layers % length == 0, "[pattern] '", pattern, "' names ", length,
+              " layers, which do not divide the ", layers, " layers of the model");
   std::vector<MixerChoice> choices;
   for (int64_t layer = 0; layer < layers; ++layer) choices.push_back(once[layer % length]);
   return choices;

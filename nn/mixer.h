@@ -1,7 +1,8 @@
 // The mixer contract: what a sequence mixer takes, gives, and says of itself; and the registry of all mixers.
 //
-// A mixer mixes information along the sequence: attention, Gaussian Mixture Attention, a recurrence. Each lives in a
-// folder nn/mixers/<name>/ and has one line in nn/mixers/mixers.def; docs/add_a_mixer.md shows how to add one.
+// A mixer mixes information along the sequence: attention, Gaussian Mixture Attention, a recurrence. Each
+// lives in a folder nn/mixers/<name>/ and has one line in nn/mixers/mixers.def; docs/add_a_mixer.md shows how
+// to add one.
 #pragma once
 
 #include <map>
@@ -17,17 +18,19 @@ namespace mixgrad {
 struct MixerState {
   Tensors tensors;       // the mixer's own: a KV cache, a matrix state; [B, ...] each
   int64_t position = 0;  // how many tokens it has read
+  int64_t held = 0;      // how many of them a cache of tokens still holds; 0 for a recurrent mixer
 
   int64_t bytes() const;
 };
 
 /// One call's input. B sequences, T tokens, width D.
 struct MixerInput {
-  Variable x;                   // [B, T, D]
-  Variable context;             // [B, Tk, D]: keys and values come from it (the cross form); undefined: from x
-  Tensor key_mask;              // int32 [B, Tk], 0 = this key does not exist; undefined: all do
-  bool causal = true;           // token t sees tokens up to t; else all
-  MixerState* state = nullptr;  // read on after what it holds, and leave it behind the last token; needs NoGrad
+  Variable x;          // [B, T, D]
+  Variable context;    // [B, Tk, D]: keys and values come from it (the cross form); undefined: from x
+  Tensor key_mask;     // int32 [B, Tk], 0 = this key does not exist; undefined: all do
+  bool causal = true;  // token t sees tokens up to t; else all
+  MixerState* state =
+      nullptr;  // read on after what it holds, and leave it behind the last token; needs NoGrad
 };
 
 /// Which forms a mixer has.
@@ -62,12 +65,12 @@ struct MixerConfig {
 
 class Mixer : public Module {
  public:
-  /// y [B, T, D]. Checks the input against the mixer's forms, then mixes. With a state, T tokens are read in one go
-  /// (prefill) or one by one (decoding); any split gives the same outputs up to rounding.
+  /// y [B, T, D]. Checks the input against the mixer's forms, then mixes. With a state, T tokens are read in
+  /// one go (prefill) or one by one (decoding); any split gives the same outputs up to rounding.
   Variable forward(const MixerInput& input);
 
-  /// The state before the first token, for sequences of a causal model. `capacity` is how many tokens are expected;
-  /// a state that grows with them makes room for so many at once.
+  /// The state before the first token, for sequences of a causal model. `capacity` is how many tokens are
+  /// expected; a state that grows with them makes room for so many at once.
   virtual MixerState initial_state(int64_t batch, int64_t capacity) const = 0;
 
   /// Multiply-adds times two of one token's forward pass beyond its linear projections, at position `length`.
@@ -89,10 +92,11 @@ class Mixer : public Module {
 /// What the registry knows of a mixer.
 struct MixerKind {
   std::string name;
-  std::string summary;        // one line for --help and tables
+  std::string summary;  // one line for --help and tables
   MixerForms forms;
   std::vector<MixerOption> options;
-  std::string check_options;  // a small configuration, with its parts of different sizes, for gradient checks and tests
+  std::string check_options;  // a small configuration, with its parts of different sizes, for gradient checks
+                              // and tests
   std::unique_ptr<Mixer> (*make)(const MixerConfig& config, Initialiser& initialiser);
 };
 
@@ -110,8 +114,9 @@ struct MixerChoice {
   std::string text() const;
 };
 
-/// One choice a layer from a pattern such as "gma(components=64)*2,sdpa": a comma-separated list in which *n repeats.
-/// A pattern shorter than `layers` is repeated and must divide it. Throws UsageError that says what is wrong where.
+/// One choice a layer from a pattern such as "gma(components=64)*2,sdpa": a comma-separated list in which *n
+/// repeats. A pattern shorter than `layers` is repeated and must divide it. Throws UsageError that says what
+/// is wrong where.
 std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layers);
 
 std::unique_ptr<Mixer> make_mixer(const MixerChoice& choice, int64_t width, int64_t heads, bool rope,

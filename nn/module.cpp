@@ -6,12 +6,16 @@ void Module::declare(std::string name, Variable& parameter, Decay decay) {
   members_.push_back({std::move(name), &parameter, decay == Decay::yes, nullptr});
 }
 
-void Module::declare(std::string name, Module& child) { members_.push_back({std::move(name), nullptr, false, &child}); }
+void Module::declare(std::string name, Module& child) {
+  members_.push_back({std::move(name), nullptr, false, &child});
+}
 
 void Module::collect(const std::string& prefix, std::vector<Parameter>& found) {
   for (const Member& member : members_) {
-    if (member.child != nullptr) member.child->collect(prefix + member.name + ".", found);
-    else found.push_back({prefix + member.name, member.parameter, member.decays});
+    if (member.child != nullptr)
+      member.child->collect(prefix + member.name + ".", found);
+    else
+      found.push_back({prefix + member.name, member.parameter, member.decays});
   }
 }
 

@@ -15,8 +15,8 @@ struct Parameter {
   bool decays;         // whether weight decay applies: matrices yes; norms, biases, mixtures, gates no
 };
 
-/// How new parameters come into being: element type, device and the generator that their values are drawn from.
-/// Values are drawn in the order of construction, so that a seed and a configuration determine them.
+/// How new parameters come into being: element type, device and the generator that their values are drawn
+/// from. Values are drawn in the order of construction, so that a seed and a configuration determine them.
 class Initialiser {
  public:
   Initialiser(DType dtype, Device device, Generator& generator)
@@ -40,8 +40,8 @@ class Initialiser {
   Generator& generator_;
 };
 
-/// Base of everything that has parameters. A module declares its own and its children's in its constructor; the
-/// order of declaration is the order in checkpoints, optimisers and listings.
+/// Base of everything that has parameters. A module declares its own and its children's in its constructor;
+/// the order of declaration is the order in checkpoints, optimisers and listings.
 class Module {
  public:
   Module() = default;

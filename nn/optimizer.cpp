@@ -32,8 +32,8 @@ void AdamW::step(double learning_rate, double gradient_scale) {
                          steps_};
     dispatch(parameter.value(), [&](auto device, auto type) {
       using T = decltype(type);
-      adamw(device, parameter.value().elements(), step, parameter.grad().data<T>(), parameter.value().data<T>(),
-            m_[i].data<T>(), v_[i].data<T>());
+      adamw(device, parameter.value().elements(), step, parameter.grad().data<T>(),
+            parameter.value().data<T>(), m_[i].data<T>(), v_[i].data<T>());
     });
   }
 }
@@ -67,7 +67,8 @@ double clip_scale(double norm, double max_norm, double epsilon) {
 double CosineSchedule::rate(int64_t t) const {
   if (t < warmup_steps) return peak * static_cast<double>(t + 1) / static_cast<double>(warmup_steps);
   if (t >= total_steps) return minimum;
-  const double progress = static_cast<double>(t - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
+  const double progress =
+      static_cast<double>(t - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
   return minimum + (peak - minimum) / 2 * (1 + std::cos(std::numbers::pi * progress));
 }
 

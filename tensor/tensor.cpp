@@ -50,15 +50,19 @@ std::array<int64_t, Shape::max_rank> contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-/// Calls f(offset) for the start of each row (last axis) of a strided tensor, in row-major order.
+/// Calls f(a offset, b offset) for the start of each row (last axis) of two strided tensors of one shape.
 template <class F>
-void for_each_row(const Tensor& tensor, const F& f) {
-  const Shape outer = tensor.shape().drop_last();
+void for_each_row(const Tensor& a, const Tensor& b, const F& f) {
+  const Shape outer = a.shape().drop_last();
   std::array<int64_t, Shape::max_rank> index{};
   for (int64_t row = 0; row < outer.elements(); ++row) {
-    int64_t offset = 0;
-    for (int axis = 0; axis < outer.rank(); ++axis) offset += index[axis] * tensor.stride(axis);
-    f(offset);
+    int64_t a_offset = 0;
+    int64_t b_offset = 0;
+    for (int axis = 0; axis < outer.rank(); ++axis) {
+      a_offset += index[axis] * a.stride(axis);
+      b_offset += index[axis] * b.stride(axis);
+    }
+    f(a_offset, b_offset);
     for (int axis = outer.rank() - 1; axis >= 0 && ++index[axis] == outer[axis]; --axis) index[axis] = 0;
   }
 }
@@ -148,15 +152,13 @@ Tensor Tensor::to(DType dtype) const {
 void Tensor::copy_from(const Tensor& source) {
   check(source.shape_ == shape_ && source.dtype_ == dtype_, "[tensor] copy of ", source.shape_, " ",
         source.dtype_, " into ", shape_, " ", dtype_);
-  check(is_contiguous(), "[tensor] copy into a view that isn't contiguous, shape ", shape_);
-  const int64_t row_bytes = shape_.columns() * size_bytes(dtype_);
+  const int64_t size = size_bytes(dtype_);
+  const int64_t row_bytes = shape_.columns() * size;
   if (row_bytes == 0) return;
   auto* out = static_cast<char*>(address(dtype_));
   const auto* in = static_cast<const char*>(source.address(dtype_));
-  for_each_row(source, [&](int64_t offset) {
-    std::memcpy(out, in + offset * size_bytes(dtype_), row_bytes);
-    out += row_bytes;
-  });
+  for_each_row(*this, source,
+               [&](int64_t to, int64_t from) { std::memcpy(out + to * size, in + from * size, row_bytes); });
 }
 
 void Tensor::fill(double value) {

@@ -1,0 +1,105 @@
+#include "models/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "nn/mixer.h"
+
+namespace mixgrad {
+
+namespace {
+
+void check_range(const char* field, int64_t value, int64_t minimum, int64_t maximum) {
+  check_usage(value >= minimum && value <= maximum, "[model] ", field, " ", value, "; allowed: ", minimum,
+              " to ", maximum);
+}
+
+void check_choice(const char* field, const std::string& value, const std::vector<std::string>& allowed) {
+  check_usage(std::find(allowed.begin(), allowed.end(), value) != allowed.end(), "[model] ", field, " '",
+              value, "'; allowed: ", join(allowed));
+}
+
+}  // namespace
+
+void ModelConfig::validate() const {
+  constexpr int64_t large = int64_t{1} << 24;
+  check_range("vocabulary", vocabulary, 1, large);
+  check_range("layers", layers, 1, 1024);
+  check_range("heads", heads, 1, large);
+  check_range("width", width, 1, large);
+  check_range("context", context, 1, large);
+  check_range("mlp_hidden", mlp_hidden, 0, large);
+  check_usage(width % heads == 0, "[model] width ", width, " is not a multiple of heads ", heads,
+              "; allowed heads: the divisors of the width");
+  check_choice("positions", positions, {"auto", "learned", "sinusoidal", "rope", "none"});
+  check_choice("norm", norm, {"layer", "rms"});
+  check_usage(std::isfinite(dropout) && dropout >= 0 && dropout < 1, "[model] dropout ", dropout,
+              "; allowed: 0 <= dropout < 1");
+  check_usage(positions != "rope" || width / heads % 2 == 0,
+              "[model] positions rope turn pairs: the head size ", width / heads,
+              " (width / heads) must be even");
+  check_usage(positions != "sinusoidal" || width % 2 == 0,
+              "[model] positions sinusoidal need an even width, not ", width);
+  for (const MixerChoice& choice : parse_pattern(pattern, layers)) {
+    check_usage(choice.kind->forms.causal, "[model] mixer ", choice.kind->name, " has no causal form");
+    check_usage(positions != "rope" || choice.kind->forms.rope, "[model] mixer ", choice.kind->name,
+                " has no rotary positions; allowed: learned, sinusoidal, none");
+  }
+}
+
+ModelConfig ModelConfig::resolved() const {
+  validate();
+  ModelConfig config = *this;
+  if (config.mlp_hidden == 0) config.mlp_hidden = 4 * width;
+  if (config.positions == "auto") config.positions = "learned";
+  std::vector<std::string> mixers;
+  for (const MixerChoice& choice : parse_pattern(pattern, layers)) mixers.push_back(choice.text());
+  config.pattern = join(mixers, ",");
+  return config;
+}
+
+void to_json(nlohmann::json& json, const ModelConfig& c) {
+  json = {{"vocabulary", c.vocabulary},
+          {"layers", c.layers},
+          {"heads", c.heads},
+          {"width", c.width},
+          {"context", c.context},
+          {"mlp_hidden", c.mlp_hidden},
+          {"pattern", c.pattern},
+          {"positions", c.positions},
+          {"norm", c.norm},
+          {"bias", c.bias},
+          {"tie_embeddings", c.tie_embeddings},
+          {"dropout", c.dropout}};
+}
+
+void from_json(const nlohmann::json& json, ModelConfig& c) {
+  try {
+    json.at("vocabulary").get_to(c.vocabulary);
+    json.at("layers").get_to(c.layers);
+    json.at("heads").get_to(c.heads);
+    json.at("width").get_to(c.width);
+    json.at("context").get_to(c.context);
+    json.at("mlp_hidden").get_to(c.mlp_hidden);
+    json.at("pattern").get_to(c.pattern);
+    json.at("positions").get_to(c.positions);
+    json.at("norm").get_to(c.norm);
+    json.at("bias").get_to(c.bias);
+    json.at("tie_embeddings").get_to(c.tie_embeddings);
+    json.at("dropout").get_to(c.dropout);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(str("[model] the stored configuration is damaged: ", error.what()));
+  }
+}
+
+std::string first_difference(const ModelConfig& a, const ModelConfig& b) {
+  const nlohmann::json left = a;
+  const nlohmann::json right = b;
+  for (const auto& [field, value] : left.items()) {
+    if (value != right.at(field)) return str(field, " ", value.dump(), " and ", right.at(field).dump());
+  }
+  return "";
+}
+
+}  // namespace mixgrad

@@ -1,0 +1,114 @@
+#include "nn/mixers/gma/gma.h"
+
+#include <cmath>
+
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/gma.h"
+#include "autograd/ops/norm.h"
+
+namespace mixgrad {
+
+namespace {
+
+const MixerForms forms{.causal = true, .bidirectional = true, .cross = true, .key_mask = true};
+
+/// Points drawn uniformly on the sphere of radius sqrt(dr): where RMS-normalised routing vectors live, so
+/// that no component starts far from the data.
+Tensor means_on_sphere(const Shape& shape, Initialiser& initialiser) {
+  Tensor means = normal(shape, 1, initialiser.generator(), DType::float64);
+  auto* values = means.data<double>();
+  const int64_t dim = shape[-1];
+  for (int64_t row = 0; row < shape.rows(); ++row, values += dim) {
+    double squares = 0;
+    for (int64_t m = 0; m < dim; ++m) squares += values[m] * values[m];
+    for (int64_t m = 0; m < dim; ++m) values[m] *= std::sqrt(static_cast<double>(dim) / squares);
+  }
+  return means;
+}
+
+}  // namespace
+
+Gma::Gma(const MixerConfig& config, Initialiser& initialiser)
+    : Mixer(config, "gma", forms),
+      components_(config.integer_option("components")),
+      routing_(config.integer_option("routing")),
+      head_size_(config.width / config.heads),
+      normalise_(config.option("normalise") != 0),
+      q_(config.width, config.heads * routing_, false, initialiser),
+      k_(config.width, config.heads * routing_, false, initialiser),
+      v_(config.width, config.width, false, initialiser),
+      out_(config.width, config.width, false, initialiser),
+      mean_(initialiser.values(means_on_sphere({config.heads, components_, routing_}, initialiser))),
+      // On that sphere the scores of two components spread by sqrt(dr) / variance: set that.
+      omega_(initialiser.constant(
+          {config.heads, components_, routing_},
+          std::log(std::expm1(std::sqrt(static_cast<double>(routing_)) / config.option("sharpness"))))),
+      alpha_(initialiser.constant({config.heads, components_}, 0)) {
+  declare("q", q_);
+  declare("k", k_);
+  declare("v", v_);
+  declare("out", out_);
+  declare("mean", mean_, Decay::no);
+  declare("omega", omega_, Decay::no);
+  declare("alpha", alpha_, Decay::no);
+}
+
+MixerState Gma::initial_state(int64_t batch, int64_t) const {
+  const Tensor& like = mean_.value();
+  MixerState state;
+  state.tensors = {Tensor::zeros({batch, heads_, components_, head_size_}, like.dtype(), like.device()),
+                   Tensor::zeros({batch, heads_, components_}, like.dtype(), like.device())};
+  return state;
+}
+
+double Gma::flops_per_token(int64_t) const {
+  // Routing of query and key, write and read of the slots; whatever the length.
+  return static_cast<double>(heads_ * components_) * static_cast<double>(6 * routing_ + 4 * head_size_);
+}
+
+Variable Gma::route(const Linear& projection, const Variable& x) const {
+  const Variable routed = reshape(projection.forward(x), {x.shape()[0], x.shape()[1], heads_, routing_});
+  return normalise_ ? rms_norm(routed, {}, 1e-6) : routed;
+}
+
+Variable Gma::mix(const MixerInput& input) {
+  const Variable& source = input.context.defined() ? input.context : input.x;
+  const Variable q = route(q_, input.x);  // [B, T, H, dr]
+  const Variable k = route(k_, source);   // [B, Tk, H, dr]
+  const Variable v = reshape(v_.forward(source), {source.shape()[0], source.shape()[1], heads_, head_size_});
+  Variable slots, normaliser;
+  if (input.state != nullptr) {
+    slots = Variable(input.state->tensors[0]);
+    normaliser = Variable(input.state->tensors[1]);
+  }
+  const Recurrence read =
+      gma(q, k, v, mean_, omega_, alpha_, {.causal = input.causal}, input.key_mask, slots, normaliser);
+  if (input.state != nullptr) {
+    input.state->tensors = {read.state.value(), read.normaliser.value()};
+    input.state->position += input.x.shape()[1];
+  }
+  return out_.forward(reshape(read.output, input.x.shape()));
+}
+
+Tensor Gma::key_responsibilities(const Variable& x) {
+  const NoGrad no_grad;
+  return gmm_responsibilities(route(k_, x), mean_, omega_, alpha_).value();
+}
+
+MixerKind gma_mixer() {
+  return {
+      .name = "gma",
+      .summary = "Gaussian Mixture Attention: a fixed number of learned slots, linear in length",
+      .forms = forms,
+      .options = {{"components", 64, 1, 1 << 16, true, "Gaussians per head: K"},
+                  {"routing", 16, 1, 1 << 16, true, "size of the routing vectors: dr"},
+                  {"normalise", 1, 0, 1, true, "1: routing vectors have root mean square 1; 0: as they are"},
+                  {"temperature", 2, 1e-3, 1e3, false,
+                   "spread of the scores at the start; larger is more peaked"}},
+      .check_options = "components=5,routing=3",
+      .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
+        return std::make_unique<Gma>(config, initialiser);
+      }};
+}
+
+}  // namespace mixgrad
