@@ -1,0 +1,32 @@
+// Softmax, its logarithm, log-sum-exp and cross entropy, each along the last axis.
+#pragma once
+
+#include "autograd/gradcheck_case.h"
+#include "autograd/variable.h"
+
+namespace mixgrad {
+
+// What rows with infinities give is written in tensor/kernels/softmax.h: a row of -inf gives zeros (softmax)
+// or -inf (the others) with zero gradients. Each throws Error when x is a scalar.
+
+/// y = exp(x) / sum exp(x). x, y [..., columns]. Saved for backward: y.
+Variable softmax(const Variable& x);
+/// y = x - log sum exp(x). x, y [..., columns]. Saved for backward: y.
+Variable log_softmax(const Variable& x);
+/// y = log sum exp(x). x [..., columns], y [...]. Saved for backward: x, and two numbers a row.
+Variable logsumexp(const Variable& x);
+
+/// The mean over all targets but those equal to ignore_index of log sum exp(logits) - logits[target], in
+/// nats: a scalar. logits [..., V], targets int32 [...]. Saved for backward: logits, targets, and two numbers
+/// a row; the probabilities are never stored. Throws Error for shapes that do not go together, for a target
+/// outside [0, V), and when no target counts.
+Variable cross_entropy(const Variable& logits, const Tensor& targets, int32_t ignore_index = -100);
+
+/// The same as a sum instead of a mean, added up in double and not differentiable: for evaluation over many
+/// batches. *counted, unless null, becomes the number of targets that count, which may be 0 here.
+double cross_entropy_sum(const Tensor& logits, const Tensor& targets, int32_t ignore_index = -100,
+                         int64_t* counted = nullptr);
+
+std::vector<GradCase> softmax_cases(CaseInputs& inputs);
+
+}  // namespace mixgrad

@@ -1,0 +1,186 @@
+// Softmax, its logarithm, log-sum-exp and cross entropy: values at the edges, messages, repeatability.
+#include "autograd/ops/softmax.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/tensor/fixtures.h"
+
+namespace mixgrad {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+using Values = std::vector<double>;
+
+Tensor targets_of(const std::vector<int32_t>& targets, Device device) {
+  return Tensor::from(targets, {static_cast<int64_t>(targets.size())}, device);
+}
+
+/// |got - want| <= tolerance for each value; equal infinities are equal.
+void check_close(const Values& got, const Values& want, double tolerance) {
+  REQUIRE(got.size() == want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    CAPTURE(i);
+    CHECK((got[i] == want[i] || std::abs(got[i] - want[i]) <= tolerance));
+  }
+}
+
+/// Values that differ from each other, in no simple order.
+Values waves(int64_t count) {
+  Values values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = 3 * std::sin(0.7 * static_cast<double>(i * i % 1009));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("tensor/softmax: log-sum-exp at both ends of the range and of nothing") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable x = leaf({-infinity, -infinity, -infinity, 1, 1000, 1000, -1000, -1000, infinity, 0},
+                            {5, 2}, device, dtype);
+    const Variable y = logsumexp(x);
+    // Rounding 1000.69 to float errs by 3e-5; without subtracting the maximum the values are inf and -inf.
+    check_close(y.value().to_vector(), {-infinity, 1, 1000.693147, -999.306853, infinity}, 5e-5);
+    backward({y}, {Tensor::full({5}, 2, dtype, device)});
+    check_close(x.grad().to_vector(), {0, 0, 0, 2, 1, 1, 1, 1, 2, 0}, 1e-6);
+  });
+}
+
+TEST_CASE("tensor/softmax: rows with infinities have probabilities as far as they make sense") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Values values = {-infinity, -infinity, -infinity, -infinity, 0, 0, infinity, 5, infinity};
+    const Tensor cotangent = Tensor::from(Values{1, 2, 3, 4, 5, 6, 7, 8, 9}, {3, 3}, device).to(dtype);
+
+    const Variable x = leaf(values, {3, 3}, device, dtype);
+    const Variable p = softmax(x);
+    check_close(p.value().to_vector(), {0, 0, 0, 0, 0.5, 0.5, 0.5, 0, 0.5}, 0);
+    backward({p}, {cotangent});
+    check_close(x.grad().to_vector(), {0, 0, 0, 0, -0.25, 0.25, -0.5, 0, 0.5}, 0);
+
+    const Variable z = leaf(values, {3, 3}, device, dtype);
+    const Variable log_p = log_softmax(z);
+    const double half = std::log(0.5);
+    check_close(log_p.value().to_vector(),
+                {-infinity, -infinity, -infinity, -infinity, half, half, half, -infinity, half}, 1e-7);
+    backward({log_p}, {cotangent});
+    check_close(z.grad().to_vector(), {0, 0, 0, 0, -0.5, 0.5, -1, 0, 1}, 1e-6);
+  });
+}
+
+TEST_CASE("tensor/softmax: a NaN is not mistaken for a row of nothing") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Tensor x = Tensor::from(Values{nan, -infinity, nan, nan, 1, nan}, {3, 2}, device).to(dtype);
+    for (const auto op : {softmax, log_softmax, logsumexp}) {
+      for (const double value : op(Variable(x)).value().to_vector()) CHECK(std::isnan(value));
+    }
+  });
+}
+
+TEST_CASE("tensor/softmax: cross entropy of logits far apart") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable logits = leaf({-431, 279, 427}, {1, 3}, device, dtype);
+    const Variable loss = cross_entropy(logits, targets_of({0}, device));
+    CHECK(loss.value().item() == 858);
+    backward(loss);
+    check_close(logits.grad().to_vector(), {-1, 0, 1}, 1e-60);
+  });
+}
+
+TEST_CASE("tensor/softmax: cross entropy of equal logits is log V") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const auto& [vocabulary, nats] :
+         {std::pair<int64_t, double>{256, 5.545177}, {32768, 10.397208}, {50257, 10.824905}}) {
+      CAPTURE(vocabulary);
+      const Variable logits(Tensor::zeros({3, vocabulary}, dtype, device), true);
+      const Variable loss =
+          cross_entropy(logits, targets_of({0, 17, static_cast<int32_t>(vocabulary) - 1}, device));
+      CHECK(std::abs(loss.value().item() - nats) < 2e-6);  // float: 1e-6; one term too many at V = 256: 4e-3
+      backward(loss);
+      const Values gradient = logits.grad().to_vector();
+      const double p = 1.0 / static_cast<double>(vocabulary);
+      CHECK(gradient[0] == doctest::Approx((p - 1) / 3));
+      CHECK(gradient[1] == doctest::Approx(p / 3));
+      CHECK(gradient[3 * vocabulary - 1] == doctest::Approx((p - 1) / 3));
+    }
+  });
+}
+
+TEST_CASE("tensor/softmax: cross entropy neither counts nor looks at ignored rows") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable logits = leaf({nan, nan, 0, std::log(3.0), 1e30, nan, 2, 2}, {2, 2, 2}, device, dtype);
+    const Tensor targets = targets_of({-1, 0, -1, 1}, device).reshape({2, 2});
+    const Variable loss = cross_entropy(logits, targets, -1);
+    CHECK(loss.value().item() == doctest::Approx((std::log(4.0) + std::log(2.0)) / 2));
+    backward(loss);
+    check_close(logits.grad().to_vector(), {0, 0, -0.375, 0.375, 0, 0, 0.25, -0.25}, 1e-7);
+
+    int64_t counted = 0;
+    const double sum = cross_entropy_sum(logits.value(), targets, -1, &counted);
+    CHECK(counted == 2);
+    CHECK(sum == doctest::Approx(std::log(8.0)));
+    CHECK(cross_entropy_sum(logits.value(), targets_of({-1, -1, -1, -1}, device).reshape({2, 2}), -1,
+                            &counted) == 0);
+    CHECK(counted == 0);
+  });
+}
+
+TEST_CASE("tensor/softmax: cross entropy names what it can not compute") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable logits(Tensor::zeros({3, 5}, dtype, device), true);
+    const auto error = [&](const std::vector<int32_t>& targets) {
+      return error_of([&] { cross_entropy(logits, targets_of(targets, device)); });
+    };
+    CHECK(error({0, -100, 5}) ==
+          "[cross_entropy] target 5 in row 2; allowed: 0 to 4 (V = 5), or -100 to ignore the row");
+    CHECK(error({0, -1, 5}).find("target -1 in row 1") != std::string::npos);
+    CHECK(error({-100, -100, -100}).find("no target counts: 3 rows") != std::string::npos);
+    CHECK(error({0, 1}).find("logits (3, 5) and targets (2)") != std::string::npos);
+    const Variable no_rows(Tensor::zeros({0, 5}, dtype, device));
+    CHECK(error_of([&] {
+            cross_entropy(no_rows, targets_of({}, device));
+          }).find("no target counts: 0 rows") != std::string::npos);
+  });
+}
+
+TEST_CASE("tensor/softmax: rows and columns may be none") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const Shape& shape : {Shape{0, 7}, Shape{3, 0}}) {
+      CAPTURE(shape);
+      for (const auto op : {softmax, log_softmax, logsumexp}) {
+        const Variable x(Tensor::zeros(shape, dtype, device), true);
+        const Variable y = op(x);
+        CHECK(y.shape() == (op == logsumexp ? shape.drop_last() : shape));
+        for (const double value : y.value().to_vector()) CHECK(value == -infinity);
+        backward({y}, {empty_like(y.value())});
+        CHECK(x.grad().shape() == shape);
+      }
+    }
+    CHECK(error_of([&] { softmax(leaf({1}, {}, device, dtype)); }) ==
+          "[softmax] x is a scalar; it needs a last axis");
+  });
+}
+
+TEST_CASE("tensor/softmax: the number of threads changes no bit") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const int64_t rows = 67, columns = 1003;
+    const Values values = waves(rows * columns);
+    std::vector<int32_t> targets(rows);
+    for (int64_t row = 0; row < rows; ++row) targets[row] = static_cast<int32_t>(row * 37 % columns);
+    check_same_with_any_threads([&] {
+      const Variable x = leaf(values, {rows, columns}, device, dtype);
+      const Variable loss = cross_entropy(x, targets_of(targets, device));
+      const Variable y = softmax(x), z = log_softmax(x), s = logsumexp(x);
+      backward({loss, y, z, s}, {Tensor(), x.value(), x.value(), s.value()});
+      Values all = x.grad().to_vector();
+      for (const Variable& output : {loss, y, z, s}) {
+        const Values more = output.value().to_vector();
+        all.insert(all.end(), more.begin(), more.end());
+      }
+      return all;
+    });
+  });
+}
+
+}  // namespace mixgrad
