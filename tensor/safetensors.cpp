@@ -40,12 +40,17 @@ std::string_view code_of(DType dtype) {
       ->code;
 }
 
-/// Text from a file or a caller, made fit for a one-line message: in quotes, escaped, cut when long.
-std::string in_quotes(std::string_view text) {
+/// Text from a file or a caller, made fit for a one-line message when it is written: in quotes, escaped, cut
+/// when long.
+struct Quoted {
+  std::string_view text;
+};
+
+std::ostream& operator<<(std::ostream& out, Quoted quoted) {
   constexpr size_t longest = 60;
-  const std::string shown(text.substr(0, longest));
-  return Json(shown).dump(-1, ' ', true, Json::error_handler_t::replace) +
-         (text.size() > longest ? "..." : "");
+  const Json shown = std::string(quoted.text.substr(0, longest));
+  out << shown.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return quoted.text.size() > longest ? out << "..." : out;
 }
 
 /// A tensor as the header describes it.
@@ -93,10 +98,10 @@ class HeaderParser : public nlohmann::json_sax<Json> {
   bool key(std::string& key) override {
     key_ = key;
     if (place_ == Place::header && !names_.insert(key).second)
-      fail("the name ", in_quotes(key), " occurs twice");
+      fail("the name ", Quoted{key}, " occurs twice");
     if (place_ == Place::tensor) {
       if (key != "dtype" && key != "shape" && key != "data_offsets") {
-        fail(tensor_name(), " has an unknown field ", in_quotes(key));
+        fail(tensor_name(), " has an unknown field ", Quoted{key});
       }
       if (!fields_.insert(key).second) fail(tensor_name(), " has two fields ", key);
     }
@@ -139,7 +144,7 @@ class HeaderParser : public nlohmann::json_sax<Json> {
 
   bool string(std::string& text) override {
     if (place_ == Place::metadata) {
-      if (!metadata.emplace(key_, text).second) fail("the metadata key ", in_quotes(key_), " occurs twice");
+      if (!metadata.emplace(key_, text).second) fail("the metadata key ", Quoted{key_}, " occurs twice");
     } else if (place_ == Place::tensor && key_ == "dtype") {
       entries.back().dtype = parse_dtype(text);
     } else {
@@ -171,15 +176,15 @@ class HeaderParser : public nlohmann::json_sax<Json> {
       case Place::outside:
         fail("the header is not an object");
       case Place::header:
-        fail("the description of ", in_quotes(key_), " is ", what, " instead of an object");
+        fail("the description of ", Quoted{key_}, " is ", what, " instead of an object");
       case Place::metadata:
-        fail("the metadata value of ", in_quotes(key_), " is ", what, " instead of text");
+        fail("the metadata value of ", Quoted{key_}, " is ", what, " instead of text");
       default:
         fail("the ", key_, " of ", tensor_name(), " can't be or hold what is ", what);
     }
   }
 
-  std::string tensor_name() const { return str("tensor ", in_quotes(entries.back().name)); }
+  std::string tensor_name() const { return str("tensor ", Quoted{entries.back().name}); }
 
   DType parse_dtype(const std::string& code) const {
     std::vector<std::string> known;
@@ -187,7 +192,7 @@ class HeaderParser : public nlohmann::json_sax<Json> {
       if (entry.code == code) return entry.dtype;
       known.emplace_back(entry.code);
     }
-    fail(tensor_name(), " has element type ", in_quotes(code), "; known: ", join(known));
+    fail(tensor_name(), " has element type ", Quoted{code}, "; known: ", join(known));
   }
 
   std::string path_;
@@ -211,12 +216,11 @@ std::optional<int64_t> byte_size(const Shape& shape, DType dtype) {
 int64_t check_layout(const std::string& where, std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const int64_t begin = entry.offsets[0], end = entry.offsets[1];
-    check(begin <= end, where, "tensor ", in_quotes(entry.name), " ends at byte ", end,
-          " before it begins at ", begin);
+    check(begin <= end, where, "tensor ", Quoted{entry.name}, " ends at byte ", end, " before it begins at ",
+          begin);
     const std::optional<int64_t> bytes = byte_size(entry.shape, entry.dtype);
-    check(bytes.has_value(), where, "tensor ", in_quotes(entry.name), " has an impossible shape ",
-          entry.shape);
-    check(*bytes == end - begin, where, "tensor ", in_quotes(entry.name), " of shape ", entry.shape,
+    check(bytes.has_value(), where, "tensor ", Quoted{entry.name}, " has an impossible shape ", entry.shape);
+    check(*bytes == end - begin, where, "tensor ", Quoted{entry.name}, " of shape ", entry.shape,
           " and type ", entry.dtype, " takes ", *bytes, " bytes, but its data_offsets span ", end - begin);
   }
   std::sort(entries.begin(), entries.end(),
@@ -224,9 +228,9 @@ int64_t check_layout(const std::string& where, std::vector<Entry>& entries) {
   int64_t covered = 0;
   for (const Entry& entry : entries) {
     const int64_t begin = entry.offsets[0];
-    check(begin >= covered, where, "tensor ", in_quotes(entry.name), " overlaps another at byte ", begin);
+    check(begin >= covered, where, "tensor ", Quoted{entry.name}, " overlaps another at byte ", begin);
     check(begin == covered, where, "a hole of ", begin - covered, " bytes before tensor ",
-          in_quotes(entry.name));
+          Quoted{entry.name});
     covered = entry.offsets[1];
   }
   return covered;
@@ -259,9 +263,9 @@ std::string make_header(const std::string& where, const NamedTensors& tensors, c
   if (!metadata.empty()) add(std::string(metadata_name), metadata);
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    check(tensor.defined() && tensor.is_contiguous(), where, "tensor ", in_quotes(name), " is ",
+    check(tensor.defined() && tensor.is_contiguous(), where, "tensor ", Quoted{name}, " is ",
           tensor.defined() ? "not contiguous" : "undefined");
-    check(names.insert(name).second, where, "the name ", in_quotes(name), " is taken");
+    check(names.insert(name).second, where, "the name ", Quoted{name}, " is taken");
     Json shape = Json::array();
     for (int axis = 0; axis < tensor.shape().rank(); ++axis) shape.push_back(tensor.shape()[axis]);
     add(name, {{"dtype", code_of(tensor.dtype())},
@@ -270,8 +274,8 @@ std::string make_header(const std::string& where, const NamedTensors& tensors, c
     offset += tensor.bytes();
   }
   header += header.empty() ? "{}" : "}";
-  header.append((length_bytes - header.size() % length_bytes) % length_bytes,
-                ' ');  // so that data is aligned
+  const size_t padding = (length_bytes - header.size() % length_bytes) % length_bytes;
+  header.append(padding, ' ');  // so that the data begins aligned
   check(header.size() <= max_header_bytes, where, "a header of ", header.size(), " bytes; at most ",
         max_header_bytes, " are allowed");
   return header;
