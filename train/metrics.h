@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/atomic_file.h"
+#include "tensor/files.h"
 
 namespace mixgrad {
 
@@ -33,7 +33,8 @@ struct MetricsRow {
 class MetricsFile {
  public:
   /// Opens the file at path for appending; a new one gets the header, a half-written last line is dropped
-  /// first. Throws Error as read does for what is there already, and when the file can't be opened or written.
+  /// first. Throws Error as read does for what is there already, and when the file can't be opened or
+  /// written.
   explicit MetricsFile(std::filesystem::path path);
 
   /// Appends one row. Throws Error with path and the system's reason; the file then still ends with the row

@@ -14,7 +14,7 @@
 namespace mixgrad {
 namespace {
 
-constexpr Rgb kBackground{255, 255, 255}, kInk{40, 42, 48}, kQuiet{128, 132, 140}, kGrid{230, 232, 236};
+constexpr Rgb kBackground{255, 255, 255}, kInk{40, 42, 48}, kQuiet{112, 116, 124}, kGrid{230, 232, 236};
 constexpr int64_t kMargin = 16;     // empty border of a picture
 constexpr int64_t kGap = 8;         // between a mark and its words
 constexpr int64_t kTickLength = 5;  // of the mark on an axis
@@ -70,7 +70,7 @@ std::vector<double> nice_ticks(double low, double high, int64_t max_ticks, doubl
     if (factor * power >= least * (1 - 1e-9)) step = factor * power;
   std::vector<double> ticks;
   for (double i = std::ceil(low / step - 1e-9); i <= std::floor(high / step + 1e-9); ++i)
-    ticks.push_back(i * step);
+    ticks.push_back(i == 0 ? 0 : i * step);  // 0, never -0
   return ticks;
 }
 
@@ -97,11 +97,12 @@ std::string value_label(double value, double step) {
   return str(std::fixed, std::setprecision(decimals), std::abs(value) < step / 2 ? 0.0 : value);
 }
 
-// 500, 20k, 1500k, 3M: ticks are multiples of step, so nothing is rounded away.
-std::string step_label(double value, double step) {
+// 500, 20k, 1.5M: in the unit of the highest tick.
+std::string step_label(double value, double step, double highest) {
+  if (value == 0) return "0";
   for (const auto& [unit, suffix] : {std::pair{1e9, "G"}, std::pair{1e6, "M"}, std::pair{1e3, "k"}})
-    if (step >= unit && value != 0) return str(std::fixed, std::setprecision(0), value / unit, suffix);
-  return str(std::fixed, std::setprecision(0), value);
+    if (highest >= (unit == 1e3 ? 1e4 : unit)) return value_label(value / unit, step / unit) + suffix;
+  return value_label(value, step);
 }
 
 double tick_step(const std::vector<double>& ticks) { return ticks.size() > 1 ? ticks[1] - ticks[0] : 1; }
@@ -160,10 +161,13 @@ void draw_curve(Canvas& canvas, const Axes& axes, const std::vector<LossPoint>& 
   }
 }
 
+// Markers at the first and last step reach over the sides of the axes.
 void draw_markers(Canvas& canvas, const Axes& axes, const std::vector<LossPoint>& points, Rgb colour) {
+  const auto reach = static_cast<int64_t>(std::ceil(kMarkerRadius));
+  const Box clip = {axes.area.left - reach, axes.area.top, axes.area.width + 2 * reach, axes.area.height};
   for (const LossPoint& point : points)
     canvas.disc(axes.to_x(static_cast<double>(point.step)), bounded_y(axes, point.loss), kMarkerRadius,
-                colour, axes.area);
+                colour, clip);
 }
 
 void draw_axes(Canvas& canvas, const LossLayout& layout) {
@@ -198,11 +202,15 @@ int64_t draw_legend_entry(Canvas& canvas, int64_t left, int64_t top, const std::
   return left + sample + kGap + text_width(text, kLossScale) + 3 * kGap;
 }
 
-void draw_points_above(Canvas& canvas, const LossLayout& layout, int64_t top) {
-  const std::string text = str(layout.points_above, layout.points_above == 1 ? " point" : " points",
-                               " above the top, highest ", std::setprecision(4), layout.highest);
-  const int64_t left = layout.axes.area.right() - text_width(text, 1);
-  canvas.text(left, top + 4, text, kQuiet, 1);
+// Says what the top of the axes cuts off, in its upper right corner, where a falling loss leaves room.
+void draw_points_above(Canvas& canvas, const LossLayout& layout) {
+  const Box& area = layout.axes.area;
+  const std::string text = str(layout.points_above, layout.points_above == 1 ? " point is" : " points are",
+                               " higher, up to ", std::setprecision(4), layout.highest);
+  const Box box = {area.right() - text_width(text, kLossScale) - kGap, area.top + kGap,
+                   text_width(text, kLossScale), text_height(kLossScale)};
+  canvas.fill(box, kBackground);
+  draw_text(canvas, box, text, kQuiet, kLossScale);
 }
 
 }  // namespace
@@ -223,7 +231,8 @@ LossLayout loss_layout(const std::vector<LossPoint>& train, const std::vector<Lo
 
   const std::vector<double> x_values = nice_ticks(axes.x_min, axes.x_max, 8, 1);
   const std::vector<double> y_values = nice_ticks(axes.y_min, axes.y_max, 7);
-  for (const double x : x_values) layout.x_ticks.push_back({x, step_label(x, tick_step(x_values)), {}});
+  for (const double x : x_values)
+    layout.x_ticks.push_back({x, step_label(x, tick_step(x_values), x_values.back()), {}});
   for (const double y : y_values) layout.y_ticks.push_back({y, value_label(y, tick_step(y_values)), {}});
 
   const int64_t line = text_height(kLossScale);
@@ -249,6 +258,7 @@ void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& 
   canvas.text(area.left, kMargin, shortened(title, kLossWidth - kMargin - area.left, kLossScale), kInk,
               kLossScale);
   draw_axes(canvas, layout);
+  if (layout.points_above > 0) draw_points_above(canvas, layout);
 
   const std::vector<LossPoint> train_points = drawable(train), validation_points = drawable(validation);
   const int64_t legend_top = area.top - kGap - text_height(kLossScale);
@@ -267,7 +277,6 @@ void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& 
   const bool room_for_markers = std::ssize(validation_points) * 4 * kMarkerRadius <= area.width;
   if (room_for_markers) draw_markers(canvas, layout.axes, validation_points, kValidationColour);
   if (train_points.size() == 1) draw_markers(canvas, layout.axes, train_points, kTrainColour);
-  if (layout.points_above > 0) draw_points_above(canvas, layout, legend_top);
   if (train_points.empty() && validation_points.empty()) {
     const Box box =
         centred_text_box(area.left + area.width / 2, area.top + area.height / 2, "no data yet", kLossScale);
@@ -280,12 +289,13 @@ void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& 
 
 namespace {
 
-constexpr int64_t kMaxWidth = 1600, kMaxHeight = 1200, kMinWidth = 1000;
+constexpr int64_t kMaxWidth = 1600, kMaxHeight = 1200, kMinWidth = 1200;
 constexpr int64_t kMaxColumns = 96, kMaxRows = 128;
 constexpr int64_t kLargestCell = 26;
 constexpr int64_t kTokenWidth = 96;  // most pixels that the words of a token take
 constexpr int64_t kBarWidth = 20, kLeastBarHeight = 180;
 constexpr int64_t kHeadingScale = 2;
+constexpr const char* kPositionTitle = "position of the token";
 
 // A token's bytes in printable ASCII: a space as _, everything else unprintable as an escape of C.
 std::string printable(const std::string& token) {
@@ -337,16 +347,17 @@ Heading heading(const Responsibilities& r, const ComponentUsage& usage, int64_t 
   const std::string cut_rows = rows < r.components ? str(" Shown: the ", rows, " most used components.") : "";
   const std::string cut_columns =
       columns < r.tokens ? str(" Shown: the first ", columns, " of ", r.tokens, " tokens.") : "";
-  return {str("Which component of the mixture takes which token: layer ", r.layer, ", head ", r.head),
-          str(usage.used, " of ", r.components, " components win a token; usage entropy ", std::fixed,
-              std::setprecision(3), usage.entropy, " (1 = all used alike)"),
-          wrapped("A column is a token (_ is a space) and shares 1 among the components; a bright cell takes "
-                  "most of its "
-                  "token. Rows stand in the order of their strongest token; those with a grey number win no "
-                  "token and come "
-                  "last, most used first." +
-                      cut_rows + cut_columns,
-                  width - 2 * kMargin, kHeadingScale)};
+  return {
+      str("Which component of the mixture takes which token: layer ", r.layer, ", head ", r.head),
+      str(usage.used, " of ", r.components, " components win a token; usage entropy ", std::fixed,
+          std::setprecision(3), usage.entropy, " of its maximum, log ", r.components,
+          " (1 = all used evenly)"),
+      wrapped("Each column is one token (_ is a space) and shares out 1 among the components: the brighter a "
+              "cell, the larger the share of its component. Rows are ordered by their strongest token; "
+              "components "
+              "with a grey number win no token and come last, most used first." +
+                  cut_rows + cut_columns,
+              width - 2 * kMargin, kHeadingScale)};
 }
 
 int64_t strongest_token(const Responsibilities& r, int64_t component) {
@@ -375,11 +386,30 @@ int64_t label_stride(int64_t cell_side) {
   return (needed + cell_side - 1) / cell_side;
 }
 
-int64_t token_label_height(const Responsibilities& r, int64_t columns, int64_t scale) {
+// The words of a column: upright where its cell is wide enough (single characters), else running up.
+struct TokenLabel {
+  std::string text;
+  int64_t scale;
+  TextDirection direction;
+  int64_t width() const {
+    return direction == TextDirection::right ? text_width(text, scale) : text_height(scale);
+  }
+  int64_t height() const {
+    return direction == TextDirection::right ? text_height(scale) : text_width(text, scale);
+  }
+};
+
+TokenLabel token_label(const std::string& token, int64_t cell_width) {
+  const std::string text = printable(token);
+  if (text_width(text, kHeadingScale) <= cell_width) return {text, kHeadingScale, TextDirection::right};
+  const int64_t scale = label_scale(cell_width);
+  return {shortened(text, kTokenWidth, scale), scale, TextDirection::up};
+}
+
+int64_t token_label_height(const Responsibilities& r, int64_t columns, int64_t cell_width) {
   int64_t height = 0;
   for (int64_t token = 0; token < columns; ++token)
-    height =
-        std::max(height, text_width(shortened(printable(r.token_text[token]), kTokenWidth, scale), scale));
+    height = std::max(height, token_label(r.token_text[token], cell_width).height());
   return height;
 }
 
@@ -396,25 +426,23 @@ void draw_rows(Canvas& canvas, const HeatMapLayout& layout, const ComponentUsage
     const bool wins = usage.wins[layout.components[static_cast<int64_t>(label.value)]] > 0;
     draw_text(canvas, label.label_box, label.label, wins ? kInk : kQuiet, label_scale(layout.cell_height));
   }
-  draw_vertical_title(canvas, kMargin, layout.map, "component", kHeadingScale);
+  draw_vertical_title(canvas, kMargin, layout.colour_bar, "component", kHeadingScale);
 }
 
 void draw_columns(Canvas& canvas, const HeatMapLayout& layout, const Responsibilities& r) {
-  const int64_t scale = label_scale(layout.cell_width);
   for (int64_t column = 0; column < layout.columns; ++column) {
     const Box cell = layout.cell(0, column);
-    const std::string text = shortened(printable(r.token_text[column]), kTokenWidth, scale);
-    const int64_t left = cell.left + (cell.width - 7 * scale) / 2;
-    canvas.text(left, cell.top - kGap - text_width(text, scale), text, kInk, scale, TextDirection::up);
+    const TokenLabel label = token_label(r.token_text[column], cell.width);
+    canvas.text(cell.left + (cell.width - label.width()) / 2 + 1, cell.top - kGap / 2 - label.height(),
+                label.text, kInk, label.scale, label.direction);
     if (column % 8 != 0) continue;
     const int64_t middle = cell.left + cell.width / 2, bottom = layout.map.bottom();
     canvas.fill({middle, bottom, 1, kTickLength}, kInk);
     draw_text(canvas, centred_text_box(middle, bottom + kGap, str(column), kHeadingScale), str(column), kInk,
               kHeadingScale);
   }
-  const std::string title = "position of the token";
   const int64_t top = layout.map.bottom() + kGap + text_height(kHeadingScale) + kGap;
-  draw_text(canvas, {layout.map.left, top, 0, 0}, title, kInk, kHeadingScale);
+  draw_text(canvas, {layout.map.left, top, 0, 0}, kPositionTitle, kInk, kHeadingScale);
 }
 
 void draw_colour_bar(Canvas& canvas, const HeatMapLayout& layout) {
@@ -428,8 +456,8 @@ void draw_colour_bar(Canvas& canvas, const HeatMapLayout& layout) {
     canvas.fill({bar.right(), y, kTickLength, 1}, kInk);
     draw_text(canvas, tick.label_box, tick.label, kInk, kHeadingScale);
   }
-  draw_vertical_title(canvas, layout.width - kMargin - text_height(kHeadingScale), bar, "responsibility",
-                      kHeadingScale);
+  const int64_t title_left = bar.right() + kGap + widest_label(layout.bar_ticks, kHeadingScale) + kGap;
+  draw_vertical_title(canvas, title_left, bar, "responsibility", kHeadingScale);
 }
 
 }  // namespace
@@ -499,16 +527,18 @@ HeatMapLayout heat_map_layout(const Responsibilities& r) {
   const int64_t right =
       3 * kGap + kBarWidth + kGap + widest_label(layout.bar_ticks, kHeadingScale) + kGap + line + kMargin;
   layout.cell_width = std::min(kLargestCell, (kMaxWidth - left - right) / layout.columns);
-  layout.width = std::max(kMinWidth, left + layout.columns * layout.cell_width + right);
+  const int64_t body_width =
+      std::max(layout.columns * layout.cell_width, text_width(kPositionTitle, kHeadingScale));
+  layout.width = std::max(kMinWidth, left + body_width + right);
 
   const int64_t heading_lines =
       2 + std::ssize(heading(r, usage, rows, layout.columns, layout.width).explanation);
-  const int64_t token_height = token_label_height(r, layout.columns, label_scale(layout.cell_width));
+  const int64_t token_height = token_label_height(r, layout.columns, layout.cell_width);
   const int64_t top = kMargin + heading_lines * (line + kGap) + kGap + token_height + kGap;
   const int64_t bottom = kGap + line + kGap + line + kMargin;
   layout.cell_height = std::min(kLargestCell, (kMaxHeight - top - bottom) / rows);
   layout.map = {left, top, layout.columns * layout.cell_width, rows * layout.cell_height};
-  layout.colour_bar = {layout.map.right() + 3 * kGap, top, kBarWidth,
+  layout.colour_bar = {left + body_width + 3 * kGap, top, kBarWidth,
                        std::max(layout.map.height, kLeastBarHeight)};
   layout.height = layout.colour_bar.bottom() + bottom;
 

@@ -32,7 +32,7 @@ struct Axes {
 /// puts at most about max_ticks of them into [low, high].
 std::vector<double> nice_ticks(double low, double high, int64_t max_ticks, double smallest_step = 0);
 
-/// A loss, in nats per token, after a number of optimiser steps.
+/// A loss, in nats per token, after a number of optimiser steps (at most 2^50, so that a double counts them).
 struct LossPoint {
   int64_t step = 0;
   double loss = 0;
