@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tensor/error.h"
 
@@ -23,8 +24,7 @@ std::string hex(uint32_t value, int digits) {
 
 bool is_control(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
 
-/// Not control characters, but nothing to see either: other spaces, marks of direction, joiners, byte order
-/// mark.
+/// Not control characters, but nothing to see either: rare spaces, marks of direction, the byte order mark.
 bool is_invisible(char32_t c) {
   return c == 0xA0 || c == 0xAD || (c >= 0x2000 && c <= 0x200F) || (c >= 0x2028 && c <= 0x202F) ||
          (c >= 0x205F && c <= 0x206F) || c == 0x3000 || c == 0xFEFF;

@@ -72,9 +72,8 @@ class Tokenizer {
   const std::string& token(int32_t id) const;
 
   std::string kind_;
-  std::vector<std::string> tokens_;  ///< id -> its bytes
-  std::vector<int32_t>
-      id_of_code_point_;  ///< `char` only: code point -> id, or -1; up to the largest one known
+  std::vector<std::string> tokens_;        ///< id -> its bytes
+  std::vector<int32_t> id_of_code_point_;  ///< `char` only: code point -> id or -1, up to the last one known
 };
 
 }  // namespace mixgrad

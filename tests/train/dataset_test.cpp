@@ -1,5 +1,4 @@
-// The split, the random batches and the evaluation batches: sizes at their limits, every start reached, every
-// target once.
+// The split and the batches: sizes at their limits, every start reached, every target once.
 #include "train/dataset.h"
 
 #include <doctest/doctest.h>
@@ -154,8 +153,8 @@ TEST_CASE("train/dataset: a batch is a pure function of seed and index") {
 }
 
 TEST_CASE("train/dataset: the starts of a seed never change") {
-  // Fixed by Philox4x32-10 with key 1337 and counter {0..3, 0, 1, 0}: start = (word0 * 2^32 + word1) * 99936
-  // >> 64.
+  // Philox4x32-10 with key 1337 and counters {0..3, 0, 1, 0}, worked out apart from this code:
+  // (word0 * 2^32 + word1) * 99936 / 2^64.
   CHECK(starts_of(sample_batch(counting(100000), 4, 64, 1337, 0)) == Tokens{60440, 17617, 3622, 66455});
 }
 

@@ -101,6 +101,14 @@ TEST_CASE("train/tokenizer: UTF-8 that is overlong or out of range or cut short 
   }
 }
 
+TEST_CASE("train/tokenizer: the decoder reads nothing behind its view") {
+  const std::string_view smile = "\U0001F600";
+  for (size_t length = 1; length < smile.size(); ++length) {
+    CHECK_FALSE(decode_utf8(smile.substr(0, length)).valid);
+    CHECK(decode_utf8(smile.substr(0, length)).length == length);
+  }
+}
+
 TEST_CASE("train/tokenizer: printable replaces what is invalid and keeps the rest") {
   CHECK(printable("plain é 漢\n\t\r") == "plain é 漢\n\t\r");
   CHECK(printable("") == "");
