@@ -1,0 +1,258 @@
+// Gaussian mixtures: hand-computed values, and what happens where densities under- or overflow.
+#include "autograd/ops/gmm.h"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "autograd/ops/elementwise.h"
+#include "tensor/cpu/vector_exp.h"
+#include "tests/tensor/fixtures.h"
+
+namespace mixgrad {
+namespace {
+
+using Values = std::vector<double>;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double floor_variance = 1e-4;
+
+bool all_finite(const Values& values) {
+  for (const double value : values) {
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
+}
+
+double largest_difference(const Values& a, const Values& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= largest)) largest = difference;  // so that NaN stays
+  }
+  return largest;
+}
+
+/// A mixture of leaves, its responsibilities of x, and a backward pass with a cotangent that differs from
+/// element to element.
+struct Posterior {
+  Variable x, mean, omega, alpha, gamma;
+
+  Posterior(const Tensor& points, const Tensor& means, const Tensor& omegas, const Tensor& alphas)
+      : x(points.clone(), true),
+        mean(means.clone(), true),
+        omega(omegas.clone(), true),
+        alpha(alphas.clone(), true) {
+    gamma = gmm_responsibilities(x, mean, omega, alpha, floor_variance);
+    Generator generator(4);
+    backward({gamma}, {normal(gamma.shape(), 1, generator, gamma.dtype(), gamma.value().device())});
+  }
+
+  /// Rows sum to 1 (in float to 1e-6; a row that collapsed would give 0 or NaN) and all gradients are finite.
+  void check_sound() const {
+    const Values g = gamma.value().to_vector();
+    const int64_t components = gamma.shape()[-1];
+    for (size_t row = 0; row < g.size() / components; ++row) {
+      double sum = 0;
+      for (int64_t k = 0; k < components; ++k) sum += g[row * components + k];
+      CHECK(std::abs(sum - 1) <= 1e-6);
+    }
+    for (const Variable& input : {x, mean, omega, alpha}) CHECK(all_finite(input.grad().to_vector()));
+  }
+};
+
+/// Random values with the shapes of a mixture of two heads and of eleven points.
+struct Inputs {
+  Tensor x, mean, omega, alpha;
+
+  Inputs(int64_t components, Device device, DType dtype) {
+    Generator generator(3);
+    x = normal({11, 2, 3}, 1, generator, dtype, device);
+    mean = normal({2, components, 3}, 0.8, generator, dtype, device);
+    omega = normal({2, components, 3}, 0.7, generator, dtype, device);
+    alpha = normal({2, components}, 0.7, generator, dtype, device);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tensor/gmm: the vectorised exponential is right to one unit in the last place") {
+  double worst = 0;
+  for (float x = -87; x < 88.7f; x += 1.37e-4f) {
+    const double right = std::exp(static_cast<double>(x));
+    const double unit = std::ldexp(1.0, std::ilogb(right) - 23);
+    worst = std::max(worst, std::abs(vector_exp(x) - right) / unit);
+  }
+  CHECK(worst <= 1);  // 0.91; with one term less in the series 2.4
+  const float inf = std::numeric_limits<float>::infinity();
+  CHECK(vector_exp(-inf) == 0);
+  CHECK(vector_exp(-1e30f) == 0);
+  CHECK(vector_exp(inf) == inf);
+  CHECK(vector_exp(0.0f) == 1);
+  CHECK(std::isnan(vector_exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST_CASE("tensor/gmm: log densities by hand") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable x = leaf({1.5, 0}, {1, 2}, device, dtype);
+    const Variable mean = leaf({0.5, 0, 1.5, 2}, {2, 2}, device, dtype);
+    const Variable variance = leaf({4, 1, 1, 0.25}, {2, 2}, device, dtype);
+    const Variable score = gmm_log_density(x, mean, variance);
+    const double log_2pi = std::log(2 * std::numbers::pi);
+    const Values right = {-log_2pi - 0.5 * (std::log(4.0) + 0.25), -log_2pi - 0.5 * (std::log(0.25) + 16)};
+    // Float errs by 5e-7, a term left out by 0.1 and more.
+    CHECK(largest_difference(score.value().to_vector(), right) <= 2e-6);
+
+    backward({score}, {Tensor::full({1, 2}, 1, dtype, device)});
+    // dx = -(x - mean) / variance, dmean its negative, dvariance = ((x - mean)^2 / variance - 1) / (2
+    // variance)
+    CHECK(largest_difference(x.grad().to_vector(), {-0.25, 8}) <= 2e-6);
+    CHECK(largest_difference(mean.grad().to_vector(), {0.25, 0, 0, -8}) <= 2e-6);
+    CHECK(largest_difference(variance.grad().to_vector(), {-0.75 / 8, -0.5, -0.5, 30}) <= 1e-5);
+  });
+}
+
+TEST_CASE("tensor/gmm: one component is certain") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Inputs in(1, device, dtype);
+    const Posterior posterior(in.x, in.mean, in.omega, in.alpha);
+    for (const double gamma : posterior.gamma.value().to_vector()) CHECK(gamma == 1);
+    for (const double slope : posterior.mean.grad().to_vector()) CHECK(slope == 0);
+  });
+}
+
+TEST_CASE("tensor/gmm: points far from every centre still have responsibilities and finite gradients") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const int64_t components : {1, 2, 8}) {
+      Inputs in(components, device, dtype);
+      in.x.fill(1e4);
+      Posterior(in.x, in.mean, in.omega, in.alpha).check_sound();
+    }
+  });
+}
+
+TEST_CASE("tensor/gmm: identical points and points on a centre whose variance is at its floor") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const int64_t components : {1, 2, 8}) {
+      Inputs in(components, device, dtype);
+      in.x.fill(0.25);
+      Posterior(in.x, in.mean, in.omega, in.alpha).check_sound();
+      in.mean.fill(0.25);
+      in.omega.fill(-40);
+      Posterior(in.x, in.mean, in.omega, in.alpha).check_sound();
+    }
+  });
+}
+
+TEST_CASE("tensor/gmm: variances stay between the floor and infinity") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const double omega : {-1e4, 1e4}) {
+      Inputs in(8, device, dtype);
+      in.omega.fill(omega);
+      Posterior(in.x, in.mean, in.omega, in.alpha).check_sound();
+    }
+  });
+}
+
+TEST_CASE("tensor/gmm: a component of prior zero is no component") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Inputs in(3, device, dtype);
+    // The last one has no prior and no width: 0 * inf lies near.
+    for (int64_t head = 0; head < 2; ++head) {
+      in.alpha.narrow(0, head, 1).narrow(1, 2, 1).fill(-infinity);
+      in.omega.narrow(0, head, 1).narrow(1, 2, 1).fill(-1e4);
+    }
+    const Posterior all(in.x, in.mean, in.omega, in.alpha);
+    all.check_sound();
+    const Posterior others(in.x, in.mean.narrow(1, 0, 2).contiguous(), in.omega.narrow(1, 0, 2).contiguous(),
+                           in.alpha.narrow(1, 0, 2).contiguous());
+    const Tensor gamma = all.gamma.value();
+    CHECK(largest_difference(gamma.narrow(2, 0, 2).to_vector(), others.gamma.value().to_vector()) <= 1e-6);
+    for (const double none : gamma.narrow(2, 2, 1).to_vector()) CHECK(none == 0);
+    CHECK(all.alpha.grad().to_vector()[2] == 0);
+    for (const double none : all.mean.grad().narrow(1, 2, 1).to_vector()) CHECK(none == 0);
+  });
+}
+
+TEST_CASE("tensor/gmm: float squares do not cancel far from the origin") {
+  Inputs in(8, {}, DType::float64);
+  for (Tensor* tensor : {&in.x, &in.mean}) {
+    auto* values = tensor->data<double>();
+    for (int64_t i = 0; i < tensor->elements(); ++i) values[i] = std::round(values[i] * 64) / 64 + 4096;
+  }
+  in.omega.fill(-2);
+  const Posterior right(in.x, in.mean, in.omega, in.alpha);
+  const Posterior narrow(in.x.to(DType::float32), in.mean.to(DType::float32), in.omega.to(DType::float32),
+                         in.alpha.to(DType::float32));
+  // 1.5e-6; expanded squares lose 4096^2 2^-24 / variance = 8 from the scores and err by nearly 1.
+  CHECK(largest_difference(narrow.gamma.value().to_vector(), right.gamma.value().to_vector()) <= 2e-5);
+}
+
+TEST_CASE("tensor/gmm: learning a constant ends at the floor and not in NaN") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Inputs in(2, device, dtype);
+    Variable x(Tensor::full({4, 2, 3}, 0.5, dtype, device));
+    Variable mean(in.mean.clone(), true);
+    Variable omega(in.omega.clone(), true);
+    for (int step = 0; step < 2000; ++step) {
+      const Variable variance = add_scalar(softplus(omega), floor_variance);
+      backward(scale(sum(gmm_log_density(x, mean, variance)), -1));
+      for (Variable* parameter : {&mean, &omega}) {
+        // Steps of bounded size, as an optimiser's are: the density of a point is unbounded, its gradient
+        // too.
+        const Values slope = parameter->grad().to_vector();
+        Values value = parameter->value().to_vector();
+        for (size_t i = 0; i < value.size(); ++i) value[i] -= 0.02 * std::tanh(slope[i]);
+        parameter->value() = Tensor::from(value, parameter->shape(), device).to(dtype);
+        parameter->zero_grad();
+      }
+    }
+    CHECK(all_finite(mean.value().to_vector()));
+    double smallest = infinity;
+    for (const double variance : add_scalar(softplus(omega), floor_variance).value().to_vector()) {
+      CHECK(std::isfinite(variance));
+      smallest = std::min(smallest, variance);
+    }
+    CHECK(smallest >= floor_variance);
+    CHECK(smallest <= 1.1 * floor_variance);  // it did collapse: the start is 0.2 and more
+  });
+}
+
+TEST_CASE("tensor/gmm: the number of threads changes no bit") {
+  check_same_with_any_threads([] {
+    Generator generator(3);
+    const Tensor x = normal({1000, 2, 3}, 1, generator, DType::float32);
+    const Inputs in(8, {}, DType::float32);
+    const Posterior posterior(x, in.mean, in.omega, in.alpha);
+    Values all = posterior.gamma.value().to_vector();
+    for (const Variable& input : {posterior.x, posterior.mean, posterior.omega, posterior.alpha}) {
+      const Values gradient = input.grad().to_vector();
+      all.insert(all.end(), gradient.begin(), gradient.end());
+    }
+    return all;
+  });
+}
+
+TEST_CASE("tensor/gmm: no rows give zero gradients") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Inputs in(3, device, dtype);
+    const Posterior posterior(Tensor::empty({0, 2, 3}, dtype, device), in.mean, in.omega, in.alpha);
+    CHECK(posterior.gamma.shape() == Shape{0, 2, 3});
+    for (const double slope : posterior.mean.grad().to_vector()) CHECK(slope == 0);
+  });
+}
+
+TEST_CASE("tensor/gmm: shapes that do not go together are named") {
+  const Inputs in(3, {}, DType::float32);
+  const Variable x(in.x), mean(in.mean), omega(in.omega), alpha(in.alpha);
+  CHECK(error_of([&] { gmm_log_density(x, mean, alpha); }) ==
+        "[gmm_log_density] variance (2, 3) for mean (2, 3, 3): their shapes must agree");
+  CHECK(error_of([&] {
+          gmm_posterior(Variable(Tensor::zeros({4, 3, 3}, DType::float32)), mean, omega, alpha);
+        }) == "[gmm_posterior] x (4, 3, 3) for mean (2, 3, 3): x must be [..., H, dr]");
+  CHECK(error_of([&] { gmm_responsibilities(x, mean, omega, alpha, 0); }) ==
+        "[gmm_responsibilities] variance floor 0; allowed: above 0");
+}
+
+}  // namespace mixgrad
