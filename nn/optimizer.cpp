@@ -38,8 +38,8 @@ void AdamW::step(double learning_rate, double gradient_scale) {
   }
 }
 
-std::vector<std::pair<std::string, Tensor>> AdamW::state() const {
-  std::vector<std::pair<std::string, Tensor>> named;
+NamedTensors AdamW::state() const {
+  NamedTensors named;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     named.emplace_back("m." + parameters_[i].name, m_[i]);
     named.emplace_back("v." + parameters_[i].name, v_[i]);

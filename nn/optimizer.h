@@ -1,9 +1,8 @@
 // AdamW, gradient clipping and the learning-rate schedule.
 #pragma once
 
-#include <utility>
-
 #include "nn/module.h"
+#include "tensor/safetensors.h"
 
 namespace mixgrad {
 
@@ -27,7 +26,7 @@ class AdamW {
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   /// The moments, named "m.<parameter>" and "v.<parameter>", for checkpoints.
-  std::vector<std::pair<std::string, Tensor>> state() const;
+  NamedTensors state() const;
 
  private:
   std::vector<Parameter> parameters_;

@@ -1,0 +1,71 @@
+// generate: continues a text with a trained model.
+#include <iostream>
+
+#include "models/generate.h"
+#include "tensor/cpu_info.h"
+#include "train/cli.h"
+#include "train/saved_model.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// Prints bytes as they come, but a character of several bytes only when it is complete.
+class CharacterStream {
+ public:
+  void put(const std::string& bytes) {
+    pending_ += bytes;
+    size_t complete = 0;
+    while (complete < pending_.size()) {
+      const Utf8Character next = decode_utf8(std::string_view(pending_).substr(complete));
+      const bool may_continue = !next.valid && complete + next.length == pending_.size() && next.length < 4;
+      if (may_continue) break;
+      complete += next.length;
+    }
+    std::cout << printable(std::string_view(pending_).substr(0, complete)) << std::flush;
+    pending_.erase(0, complete);
+  }
+  void end() { std::cout << printable(pending_) << std::endl; }
+
+ private:
+  std::string pending_;
+};
+
+int run(int argc, char** argv) {
+  std::string model_path = "runs/latest", prompt = "\n", device = "auto";
+  uint64_t seed = 1;
+  int threads = 0;
+  SamplingOptions sampling;
+  CLI::App app("Continues a prompt with a model that `train` made.", "generate");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--model", model_path, "A run's folder, or one of its checkpoints");
+  app.add_option("--prompt", prompt, "Text to continue; it is printed first");
+  app.add_option("--tokens", sampling.tokens, "How many tokens to generate");
+  app.add_option("--temperature", sampling.temperature, "0: always the most probable token");
+  app.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all");
+  app.add_option("--seed", seed, "The same seed draws the same text");
+  app.add_option("--device", device, "cpu, cuda or auto");
+  app.add_option("--threads", threads, "0: all that the machine has");
+  add_version(app);
+  if (!parse(app, argc, argv)) return 0;
+  sampling.validate();
+  check_usage(threads >= 0 && threads <= 4096, "[options] --threads ", threads, "; allowed: 0 to 4096");
+  if (threads > 0) set_thread_count(threads);
+
+  const SavedModel saved = load_model(model_path, parse_device(device));
+  const std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
+  Generator generator(seed, Stream::sampling);
+  CharacterStream out;
+  out.put(prompt);
+  generate(*saved.model, ids, sampling, generator, [&](int32_t token) {
+    out.put(saved.tokenizer.decode({&token, 1}));
+  });
+  out.end();
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace mixgrad
+
+int main(int argc, char** argv) { return mixgrad::run_program(argc, argv, mixgrad::run); }

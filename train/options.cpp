@@ -1,0 +1,200 @@
+#include "train/options.h"
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "train/cli.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// Declares every option once: its name, where its value goes, and what it means.
+void declare(CLI::App& app, TrainOptions& o) {
+  app.option_defaults()->always_capture_default();
+  const auto data = [&](auto* option) { option->group("Data"); };
+  const auto model = [&](auto* option) { option->group("Model"); };
+  const auto optimisation = [&](auto* option) { option->group("Optimisation"); };
+  const auto watching = [&](auto* option) { option->group("Watching"); };
+  const auto running = [&](auto* option) { option->group("Running"); };
+
+  data(app.add_option("--data", o.data, "Text to learn: a file, plain or gzip-compressed"));
+  data(app.add_option("--tokenizer", o.tokenizer, "byte or char"));
+  data(app.add_option("--train-fraction", o.train_fraction,
+                      "First part of the text that is trained on; the rest validates"));
+
+  model(app.add_option("--pattern,--mixer", o.model.pattern,
+                       "Mixers by layer, repeated to fill them: gma, sdpa, \"gma(components=32)*3,sdpa\""));
+  model(app.add_option("--layers", o.model.layers, "Blocks"));
+  model(app.add_option("--heads", o.model.heads, "Heads of each mixer; a divisor of the width"));
+  model(app.add_option("--width", o.model.width, "Width of the residual stream"));
+  model(app.add_option("--context", o.model.context, "Tokens in a training sequence"));
+  model(
+      app.add_option("--mlp-hidden", o.model.mlp_hidden, "Hidden size of the MLPs; 0: four times the width"));
+  model(app.add_option("--positions", o.model.positions, "auto, learned, sinusoidal, rope or none"));
+  model(app.add_option("--norm", o.model.norm, "layer or rms"));
+  model(app.add_flag("--bias,!--no-bias", o.model.bias, "Biases in the MLPs and LayerNorms"));
+  model(app.add_flag("--tie-embeddings,!--no-tie-embeddings", o.model.tie_embeddings,
+                     "The head shares the embedding's weight"));
+  model(app.add_option("--dropout", o.model.dropout, "Rate, in embedding and residual branches"));
+
+  optimisation(app.add_option("--batch", o.batch, "Sequences in a forward pass"));
+  optimisation(app.add_option("--accumulate", o.accumulate, "Forward and backward passes in a step"));
+  optimisation(app.add_option("--steps", o.steps, "Optimiser steps, counted from the start of the run"));
+  optimisation(
+      app.add_option("--minutes", o.minutes,
+                     "Above 0: only as many steps as take about so long, measured on the first ones"));
+  optimisation(app.add_option("--lr", o.learning_rate, "Peak learning rate"));
+  optimisation(
+      app.add_option("--min-lr", o.min_learning_rate, "Learning rate at the end; -1: a tenth of --lr"));
+  optimisation(app.add_option("--warmup", o.warmup, "Steps until the peak"));
+  optimisation(app.add_option("--beta1", o.adamw.beta1, "AdamW: decay of the first moment"));
+  optimisation(app.add_option("--beta2", o.adamw.beta2, "AdamW: decay of the second moment"));
+  optimisation(app.add_option("--weight-decay", o.adamw.weight_decay,
+                              "AdamW: of matrices, not of norms, biases, mixtures"));
+  optimisation(app.add_option("--clip", o.clip, "Largest gradient norm; 0: no clipping"));
+  optimisation(app.add_option("--seed", o.seed, "Of initial weights, data order, dropout and samples"));
+
+  watching(app.add_option("--eval-every", o.eval_every,
+                          "Steps between evaluations; the last step is always evaluated"));
+  watching(app.add_option("--eval-batches", o.eval_batches,
+                          "Batches of an evaluation; 0: the whole validation part"));
+  watching(app.add_option("--checkpoint-every", o.checkpoint_every,
+                          "Steps between checkpoints; the last step always makes one"));
+  watching(app.add_option("--sample-every", o.sample_every, "Steps between samples; 0: only at the end"));
+  watching(app.add_option("--log-every", o.log_every,
+                          "Steps between lines of output in a pipe; a terminal shows all"));
+
+  running(app.add_option("--out", o.out, "Folder of the run: checkpoints, metrics, pictures"));
+  running(app.add_flag("--resume", o.resume, "Go on from the newest checkpoint in --out"));
+  running(app.add_option("--device", o.device, "cpu, cuda or auto"));
+  running(app.add_option("--threads", o.threads, "0: all that the machine has"));
+  app.set_config("--config", "", "File of key = value lines; the command line wins");
+  add_version(app);
+}
+
+/// The options in a run's run.json, as arguments; those that the given line already says are left out.
+std::vector<std::string> stored_arguments(const std::filesystem::path& run,
+                                          const std::set<std::string>& said) {
+  const std::filesystem::path path = run / "run.json";
+  std::ifstream file(path);
+  check(file.good(), "[resume] no run to resume: '", path.string(), "' can't be read");
+  const nlohmann::json stored = nlohmann::json::parse(file, nullptr, false);
+  check(stored.is_object() && stored.contains("options") && stored["options"].is_object(), "[resume] '",
+        path.string(), "' is damaged");
+  std::vector<std::string> arguments;
+  for (const auto& [name, value] : stored["options"].items()) {
+    if (said.contains(name)) continue;
+    arguments.push_back(str("--", name, "=", value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  return arguments;
+}
+
+bool parse_line(const std::vector<std::string>& arguments, TrainOptions& options,
+                std::set<std::string>& said) {
+  CLI::App app("Trains a language model on a text.", "train");
+  declare(app, options);
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  if (!parse(app, static_cast<int>(argv.size()), argv.data())) return false;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 0 && !option->get_lnames().empty()) said.insert(option->get_lnames()[0]);
+  }
+  return true;
+}
+
+void check_at_least(const char* option, int64_t value, int64_t minimum) {
+  check_usage(value >= minimum, "[options] --", option, " ", value, "; allowed: ", minimum, " or more");
+}
+
+void check_number(const char* option, double value, double minimum, double maximum) {
+  check_usage(std::isfinite(value) && value >= minimum && value <= maximum, "[options] --", option, " ",
+              value, "; allowed: ", minimum, " to ", maximum);
+}
+
+}  // namespace
+
+bool parse_train_options(int argc, char** argv, TrainOptions& options) {
+  const std::vector<std::string> given(argv, argv + argc);
+  std::set<std::string> said;
+  if (!parse_line(given, options, said)) return false;
+  if (options.resume) {
+    std::vector<std::string> complete = given;
+    for (const std::string& argument : stored_arguments(options.out, said)) complete.push_back(argument);
+    options = TrainOptions{};
+    parse_line(complete, options, said);
+  }
+  options.validate();
+  return true;
+}
+
+CosineSchedule TrainOptions::schedule(int64_t total_steps) const {
+  return {learning_rate, min_learning_rate < 0 ? learning_rate / 10 : min_learning_rate,
+          std::min(warmup, total_steps), total_steps};
+}
+
+void TrainOptions::validate() const {
+  check_usage(!data.empty(), "[options] --data is missing: the text to learn");
+  check_number("train-fraction", train_fraction, 0.01, 0.99);
+  check_at_least("batch", batch, 1);
+  check_at_least("accumulate", accumulate, 1);
+  check_at_least("steps", steps, 1);
+  check_number("minutes", minutes, 0, 1e6);
+  check_number("lr", learning_rate, 0, 1e9);
+  check_usage(min_learning_rate == -1 || (min_learning_rate >= 0 && min_learning_rate <= learning_rate),
+              "[options] --min-lr ", min_learning_rate, "; allowed: 0 to --lr ", learning_rate, ", or -1");
+  check_at_least("warmup", warmup, 0);
+  check_number("beta1", adamw.beta1, 0, 0.9999999);
+  check_number("beta2", adamw.beta2, 0, 0.9999999);
+  check_number("weight-decay", adamw.weight_decay, 0, 1e3);
+  check_number("clip", clip, 0, 1e9);
+  check_at_least("eval-every", eval_every, 1);
+  check_at_least("eval-batches", eval_batches, 0);
+  check_at_least("checkpoint-every", checkpoint_every, 1);
+  check_at_least("sample-every", sample_every, 0);
+  check_at_least("log-every", log_every, 1);
+  check_usage(threads >= 0 && threads <= 4096, "[options] --threads ", threads, "; allowed: 0 to 4096");
+  ModelConfig with_any_vocabulary = model;
+  with_any_vocabulary.vocabulary = 1;  // the real one is known once the data is read
+  with_any_vocabulary.validate();
+}
+
+nlohmann::json TrainOptions::effective() const {
+  return {{"data", data.string()},
+          {"tokenizer", tokenizer},
+          {"train-fraction", train_fraction},
+          {"pattern", model.pattern},
+          {"layers", model.layers},
+          {"heads", model.heads},
+          {"width", model.width},
+          {"context", model.context},
+          {"mlp-hidden", model.mlp_hidden},
+          {"positions", model.positions},
+          {"norm", model.norm},
+          {"bias", model.bias},
+          {"tie-embeddings", model.tie_embeddings},
+          {"dropout", model.dropout},
+          {"batch", batch},
+          {"accumulate", accumulate},
+          {"steps", steps},
+          {"minutes", minutes},
+          {"lr", learning_rate},
+          {"min-lr", min_learning_rate},
+          {"warmup", warmup},
+          {"beta1", adamw.beta1},
+          {"beta2", adamw.beta2},
+          {"weight-decay", adamw.weight_decay},
+          {"clip", clip},
+          {"seed", seed},
+          {"eval-every", eval_every},
+          {"eval-batches", eval_batches},
+          {"checkpoint-every", checkpoint_every},
+          {"sample-every", sample_every},
+          {"log-every", log_every},
+          {"device", device},
+          {"threads", threads}};
+}
+
+}  // namespace mixgrad

@@ -1,0 +1,59 @@
+// The options of `train`: one struct, filled from the command line and a config file.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "models/config.h"
+#include "nn/optimizer.h"
+
+namespace mixgrad {
+
+struct TrainOptions {
+  // data
+  std::filesystem::path data;
+  std::string tokenizer = "byte";
+  double train_fraction = 0.9;
+  // model; its vocabulary comes from the tokenizer
+  ModelConfig model;
+  // optimisation
+  int64_t batch = 12;      // sequences in a forward pass
+  int64_t accumulate = 1;  // forward and backward passes in a step
+  int64_t steps = 2000;
+  double minutes = 0;  // > 0: as many steps, up to `steps`, as take about so long
+  double learning_rate = 1e-3;
+  double min_learning_rate = -1;  // -1: a tenth of learning_rate
+  int64_t warmup = 100;
+  AdamWConfig adamw;
+  double clip = 1;  // largest gradient norm; 0: no clipping
+  uint64_t seed = 1;
+  // watching
+  int64_t eval_every = 250;        // steps
+  int64_t eval_batches = 0;        // 0: the whole validation part
+  int64_t checkpoint_every = 500;  // steps
+  int64_t sample_every = 0;        // steps; 0: only at the end
+  int64_t log_every = 10;          // steps; a terminal shows every step
+  // running
+  std::filesystem::path out = "runs/latest";
+  bool resume = false;
+  std::string device = "auto";
+  int threads = 0;  // 0: as many as the machine has
+
+  /// Every option as it was given or by its default, by the name that the command line knows it by.
+  nlohmann::json effective() const;
+
+  /// Tokens in one optimiser step.
+  int64_t tokens_per_step() const { return batch * accumulate * model.context; }
+  /// The schedule of a run of so many steps.
+  CosineSchedule schedule(int64_t total_steps) const;
+  /// Throws UsageError that names the first option which is out of range, its value, and what is allowed.
+  void validate() const;
+};
+
+/// Reads the command line; a config file named by --config is read first, so that the command line wins. With
+/// --resume, what neither says is as it was stored in the run's run.json. Returns false when --help or
+/// --version was printed. Throws UsageError.
+bool parse_train_options(int argc, char** argv, TrainOptions& options);
+
+}  // namespace mixgrad

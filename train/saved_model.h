@@ -1,0 +1,25 @@
+// A model with its tokenizer, as a checkpoint's state.json describes them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "models/language_model.h"
+#include "train/checkpoint.h"
+#include "train/tokenizer.h"
+
+namespace mixgrad {
+
+/// The parameters' values under their names: handles, so that loading into them changes the model.
+NamedTensors named_values(LanguageModel& model);
+
+struct SavedModel {
+  Tokenizer tokenizer;
+  std::unique_ptr<LanguageModel> model;
+};
+
+/// Loads what a run has learned from a checkpoint's folder or a run's. Throws Error when it is missing,
+/// damaged or was not written by `train`.
+SavedModel load_model(const std::filesystem::path& path, Device device);
+
+}  // namespace mixgrad
