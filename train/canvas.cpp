@@ -15,6 +15,7 @@ namespace mixgrad {
 namespace {
 
 constexpr int64_t kMaxSide = 16384;
+constexpr int64_t kCapitalHeight = 7;
 constexpr int64_t kFontHeight = 9;            // capitals take 7 rows, descenders two more
 constexpr size_t kQuadBytes = 4 * 16;         // stb_easy_font: 4 vertices of {float x, y, z; uint8 colour[4]}
 constexpr size_t kMaxQuadsPerCharacter = 24;  // the busiest glyph has 11
@@ -59,6 +60,8 @@ int64_t text_width(std::string_view text, int64_t scale) {
 }
 
 int64_t text_height(int64_t scale) { return kFontHeight * scale; }
+
+int64_t capital_height(int64_t scale) { return kCapitalHeight * scale; }
 
 Canvas::Canvas(int64_t width, int64_t height, Rgb background) : width_(width), height_(height) {
   check(width >= 1 && width <= kMaxSide && height >= 1 && height <= kMaxSide, "[canvas] a picture of ", width,

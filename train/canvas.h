@@ -34,6 +34,9 @@ enum class TextDirection { right, up };
 int64_t text_width(std::string_view text, int64_t scale);
 int64_t text_height(int64_t scale);
 
+/// Height of capitals and digits, at the top of that; the rest is room for descenders.
+int64_t capital_height(int64_t scale);
+
 class Canvas {
  public:
   /// width x height pixels, all of one colour. Throws Error unless both are in [1, 16384].

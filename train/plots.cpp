@@ -35,7 +35,7 @@ Box centred_text_box(int64_t x, int64_t top, const std::string& text, int64_t sc
 // Right-aligned at right, centred on y as digits are seen: without the room below for descenders.
 Box left_label_box(int64_t right, int64_t y, const std::string& text, int64_t scale) {
   const int64_t width = text_width(text, scale);
-  return {right - width, y - 7 * scale / 2, width, text_height(scale)};
+  return {right - width, y - capital_height(scale) / 2, width, text_height(scale)};
 }
 
 void draw_text(Canvas& canvas, const Box& box, const std::string& text, Rgb colour, int64_t scale) {
@@ -116,9 +116,9 @@ std::pair<double, double> step_range(const std::vector<LossPoint>& points) {
 
 // The top of the loss axis, of losses in rising order; see loss_layout.
 double robust_top(const std::vector<double>& losses) {
-  const auto rank = static_cast<size_t>(std::ceil(0.98 * static_cast<double>(losses.size()))) - 1;
-  const double low = losses.front(), bulk = losses[rank] - low, all = losses.back() - low;
-  return all > 3 * bulk ? low + 1.25 * bulk : losses.back();
+  const int64_t count = std::ssize(losses), highest = count < 10 ? 0 : std::max<int64_t>(1, count / 50);
+  const double low = losses.front(), bulk = losses[count - 1 - highest] - low, all = losses.back() - low;
+  return all > 5 * bulk ? low + 1.25 * bulk : losses.back();
 }
 
 std::pair<double, double> loss_range(const std::vector<double>& losses) {
@@ -129,8 +129,8 @@ std::pair<double, double> loss_range(const std::vector<double>& losses) {
   return {middle - half, middle + half};
 }
 
-// A curve has far more points than the picture has columns: the lowest and highest of each column look the
-// same.
+// The lowest and highest point of each column of pixels, in their order: it looks the same as all of them, of
+// which a long run has far more than columns.
 std::vector<LossPoint> thinned(const std::vector<LossPoint>& points, const Axes& axes) {
   std::vector<LossPoint> kept;
   for (auto begin = points.begin(); begin != points.end();) {
@@ -195,7 +195,7 @@ void draw_axes(Canvas& canvas, const LossLayout& layout) {
 int64_t draw_legend_entry(Canvas& canvas, int64_t left, int64_t top, const std::string& name,
                           const std::vector<LossPoint>& points, double thickness, Rgb colour) {
   constexpr int64_t sample = 30;
-  const double y = static_cast<double>(top) + 7;
+  const double y = static_cast<double>(top + capital_height(kLossScale) / 2);
   canvas.line(left, y, left + sample, y, thickness, colour, canvas.bounds());
   const std::string text = name + " " + value_label(points.back().loss, 1e-4);
   canvas.text(left + sample + kGap, top, text, kInk, kLossScale);
@@ -353,8 +353,7 @@ Heading heading(const Responsibilities& r, const ComponentUsage& usage, int64_t 
           std::setprecision(3), usage.entropy, " of its maximum, log ", r.components,
           " (1 = all used evenly)"),
       wrapped("Each column is one token (_ is a space) and shares out 1 among the components: the brighter a "
-              "cell, the larger the share of its component. Rows are ordered by their strongest token; "
-              "components "
+              "cell, the larger the share of its component. Rows are ordered by their strongest token; those "
               "with a grey number win no token and come last, most used first." +
                   cut_rows + cut_columns,
               width - 2 * kMargin, kHeadingScale)};
@@ -382,7 +381,7 @@ int64_t label_scale(int64_t cell_side) { return cell_side >= text_height(2) ? 2 
 
 // Every row or column gets words where they fit, else every second one, or third, ...
 int64_t label_stride(int64_t cell_side) {
-  const int64_t needed = 7 * label_scale(cell_side) + 2;
+  const int64_t needed = capital_height(label_scale(cell_side)) + 2;
   return (needed + cell_side - 1) / cell_side;
 }
 
@@ -392,7 +391,7 @@ struct TokenLabel {
   int64_t scale;
   TextDirection direction;
   int64_t width() const {
-    return direction == TextDirection::right ? text_width(text, scale) : text_height(scale);
+    return direction == TextDirection::right ? text_width(text, scale) : capital_height(scale);
   }
   int64_t height() const {
     return direction == TextDirection::right ? text_height(scale) : text_width(text, scale);
@@ -433,6 +432,7 @@ void draw_columns(Canvas& canvas, const HeatMapLayout& layout, const Responsibil
   for (int64_t column = 0; column < layout.columns; ++column) {
     const Box cell = layout.cell(0, column);
     const TokenLabel label = token_label(r.token_text[column], cell.width);
+    // One more pixel to the right: the font leaves its gap between characters there.
     canvas.text(cell.left + (cell.width - label.width()) / 2 + 1, cell.top - kGap / 2 - label.height(),
                 label.text, kInk, label.scale, label.direction);
     if (column % 8 != 0) continue;
@@ -546,7 +546,7 @@ HeatMapLayout heat_map_layout(const Responsibilities& r) {
     const int64_t y =
         pixel(layout.colour_bar.bottom() - heat_position(tick.value) * layout.colour_bar.height);
     const int64_t width = text_width(tick.label, kHeadingScale);
-    tick.label_box = {layout.colour_bar.right() + kGap, y - 7, width, line};
+    tick.label_box = {layout.colour_bar.right() + kGap, y - capital_height(kHeadingScale) / 2, width, line};
   }
   for (int64_t row = 0; row < rows; row += label_stride(layout.cell_height)) {
     const Box cell = layout.cell(row, 0);

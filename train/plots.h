@@ -47,16 +47,17 @@ struct LossLayout {
 };
 
 /// Chooses the axes. Points that are not finite (or beyond 1e100) are skipped. The loss axis ends at the
-/// highest loss, unless a few very high ones would squash the rest: when the lowest 98 % of the points would
-/// fill less than a third of the axis, it ends a quarter above these, and the picture says how many points
-/// lie higher, and how high.
+/// highest loss, unless a few very high ones would squash the rest: when all but the highest 2 % of the
+/// points (at least one, of ten or more) would fill less than a fifth of the axis, it ends a quarter above
+/// these, and the picture says how many points lie higher, and how high.
 LossLayout loss_layout(const std::vector<LossPoint>& train, const std::vector<LossPoint>& validation);
 
 /// Colours of the two curves.
 inline constexpr Rgb kTrainColour{122, 170, 222}, kValidationColour{196, 74, 22};
 
 /// Draws loss.png, 900 x 540: both curves over the steps (points in order of their steps), the last value of
-/// each. Throws Error when the file can't be written.
+/// each. Validation points are marked with discs, unless there are so many that these would touch.
+/// Throws Error when the file can't be written.
 void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& train,
                const std::vector<LossPoint>& validation, const std::string& title);
 

@@ -310,6 +310,13 @@ TEST_CASE("train/plots: a few very high losses do not squash the rest") {
   const auto middle = static_cast<int64_t>(layout.axes.to_x(500));
   CHECK(std::abs(train_extent(picture, layout.axes, middle).centre - layout.axes.to_y(2.5)) < 1.5);
 
+  std::vector<LossPoint> few;
+  for (int64_t step = 0; step < 12; ++step)
+    few.push_back({step, 3 + 7.8 * std::exp(-static_cast<double>(step) / 2)});
+  CHECK(loss_layout(few, {}).points_above == 0);
+  few[0].loss = 1000;
+  CHECK(loss_layout(few, {}).points_above == 1);
+
   std::vector<LossPoint> usual;  // from log(50257) down: nothing of it may be cut off
   for (int64_t step = 0; step < 1000; ++step)
     usual.push_back({step, 3 + 7.8 * std::exp(-static_cast<double>(step) / 50)});
