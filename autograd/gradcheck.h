@@ -12,7 +12,7 @@ namespace mixgrad {
 
 /// How to check.
 struct GradCheckOptions {
-  Device device;
+  Device device{};
   DType dtype = DType::float64;  // of the analytic gradient, float64 or float32; the numeric one is float64
   uint64_t seed = 1;             // of the cotangents, and of the entries that are checked of a large input
 };
