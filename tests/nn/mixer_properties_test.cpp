@@ -1,0 +1,266 @@
+// What every registered mixer must do, whatever it computes; and the theory of the mixers that have one.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops/elementwise.h"
+#include "nn/mixer.h"
+#include "nn/mixers/gma/gma.h"
+
+namespace mixgrad {
+namespace {
+
+constexpr int64_t width = 12;
+constexpr int64_t heads = 2;
+
+/// A mixer in its small checking configuration.
+std::unique_ptr<Mixer> small_mixer(const MixerKind& kind, DType dtype, const std::string& options = "") {
+  Generator generator(3);
+  Initialiser initialiser(dtype, Device{}, generator);
+  const std::string pattern = kind.name + "(" + (options.empty() ? kind.check_options : options) + ")";
+  return make_mixer(parse_pattern(pattern, 1)[0], width, heads, false, initialiser);
+}
+
+Tensor random_input(int64_t batch, int64_t length, DType dtype, uint64_t seed = 11) {
+  Generator generator(seed);
+  return normal({batch, length, width}, 1, generator, dtype);
+}
+
+/// Runs f for every mixer, each named in the messages.
+template <class F>
+void for_each_mixer(const F& f) {
+  for (const MixerKind& kind : mixer_kinds()) {
+    CAPTURE(kind.name);
+    f(kind);
+  }
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  const std::vector<double> left = a.to_vector();
+  const std::vector<double> right = b.to_vector();
+  double largest = 0;
+  for (size_t i = 0; i < left.size(); ++i) {
+    const double difference = std::abs(left[i] - right[i]);
+    if (!(difference <= largest)) largest = difference;  // NaN stays
+  }
+  return largest;
+}
+
+/// Reads x in pieces of the given lengths and joins what comes out, [1, T, D].
+Tensor read_in_pieces(Mixer& mixer, const Tensor& x, const std::vector<int64_t>& lengths, MixerState& state) {
+  const NoGrad no_grad;
+  Tensor y = empty_like(x);
+  int64_t at = 0;
+  for (const int64_t length : lengths) {
+    const Variable piece(x.narrow(1, at, length).clone());
+    const Variable out = mixer.forward({.x = piece, .context = {}, .key_mask = {}, .state = &state});
+    y.narrow(1, at, length).copy_from(out.value());
+    at += length;
+  }
+  REQUIRE(at == x.shape()[1]);
+  return y;
+}
+
+Tensor whole(Mixer& mixer, const Tensor& x, bool causal = true, const Tensor& key_mask = {}) {
+  const NoGrad no_grad;
+  return mixer.forward({.x = Variable(x), .context = {}, .key_mask = key_mask, .causal = causal}).value();
+}
+
+}  // namespace
+
+TEST_CASE("mixers: the future does not reach the past") {
+  constexpr int64_t length = 130, changed_from = 70;  // inside the second chunk of 64
+  for_each_mixer([&](const MixerKind& kind) {
+    const auto mixer = small_mixer(kind, DType::float32);
+    const Tensor x = random_input(2, length, DType::float32);
+    const Tensor before = whole(*mixer, x).narrow(1, 0, changed_from).clone();
+    Tensor other = x.clone();
+    other.narrow(1, changed_from, length - changed_from)
+        .copy_from(random_input(2, length - changed_from, DType::float32, 12));
+    CHECK(largest_difference(whole(*mixer, other).narrow(1, 0, changed_from), before) == 0);
+    for (const double value : {1e10, std::numeric_limits<double>::quiet_NaN()}) {
+      Tensor poisoned = x.clone();
+      Tensor rows = poisoned.narrow(1, changed_from, length - changed_from);
+      rows.copy_from(Tensor::full(rows.shape(), value, DType::float32));
+      // In every chunk before the one that holds the poison; there, mixers may differ.
+      CHECK(largest_difference(whole(*mixer, poisoned).narrow(1, 0, 64), before.narrow(1, 0, 64)) == 0);
+    }
+  });
+}
+
+TEST_CASE("mixers: read in pieces equals read at once") {
+  // float64: rounding alone, 1e-16; a state that is off by one token errs by 0.01 or more.
+  for_each_mixer([&](const MixerKind& kind) {
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Tensor x = random_input(1, 200, DType::float64);
+    const Tensor expected = whole(*mixer, x);
+    for (const std::vector<int64_t>& lengths :
+         {std::vector<int64_t>{1, 199}, {63, 137}, {64, 64, 72}, {3, 197}, std::vector<int64_t>(200, 1)}) {
+      MixerState state = mixer->initial_state(1, 16);
+      CHECK(largest_difference(read_in_pieces(*mixer, x, lengths, state), expected) < 1e-13);
+      CHECK(state.position == 200);
+    }
+  });
+}
+
+TEST_CASE("mixers: a window forgets what it has passed") {
+  const auto mixer = small_mixer(find_mixer("sdpa"), DType::float64, "window=5");
+  const Tensor x = random_input(1, 60, DType::float64);
+  MixerState state = mixer->initial_state(1, 60);
+  CHECK(largest_difference(read_in_pieces(*mixer, x, {7, 20, 1, 1, 1, 30}, state), whole(*mixer, x)) < 1e-13);
+  MixerState steady = mixer->initial_state(1, 1000);
+  read_in_pieces(*mixer, x, std::vector<int64_t>(60, 1), steady);
+  CHECK(steady.bytes() == mixer->initial_state(1, 10).bytes());
+}
+
+TEST_CASE("mixers: every length works") {
+  for_each_mixer([&](const MixerKind& kind) {
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Tensor x = random_input(1, 131, DType::float64);
+    const Tensor expected = whole(*mixer, x);
+    for (const int64_t length : {1, 2, 63, 64, 65, 131}) {
+      // Causal: a prefix alone gives what it gives inside the whole.
+      const Tensor prefix = x.narrow(1, 0, length).clone();
+      CHECK(largest_difference(whole(*mixer, prefix), expected.narrow(1, 0, length)) < 1e-13);
+    }
+  });
+}
+
+TEST_CASE("mixers: a sequence does not depend on its neighbours in the batch") {
+  for_each_mixer([&](const MixerKind& kind) {
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Tensor x = random_input(3, 40, DType::float64);
+    const Tensor alone = whole(*mixer, x.narrow(0, 1, 1).clone());
+    CHECK(largest_difference(whole(*mixer, x).narrow(0, 1, 1), alone) < 1e-13);
+  });
+}
+
+TEST_CASE("mixers: causal and bidirectional agree on the last token") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.bidirectional) return;
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Tensor x = random_input(2, 70, DType::float64);
+    CHECK(largest_difference(whole(*mixer, x, false).narrow(1, 69, 1), whole(*mixer, x).narrow(1, 69, 1)) <
+          1e-13);
+  });
+}
+
+TEST_CASE("mixers: masked keys do not exist") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.key_mask) return;
+    const auto mixer = small_mixer(kind, DType::float64);
+    const int64_t length = 9, kept = 6;
+    const Tensor x = random_input(1, length, DType::float64);
+    const Tensor mask = Tensor::from(std::vector<int32_t>{1, 1, 1, 1, 1, 1, 0, 0, 0}, {1, length});
+    const Tensor expected = whole(*mixer, x.narrow(1, 0, kept).clone(), false);
+    CHECK(largest_difference(whole(*mixer, x, false, mask).narrow(1, 0, kept), expected) < 1e-13);
+  });
+}
+
+TEST_CASE("mixers: the cross form with itself as context is the bidirectional form") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.cross) return;
+    const NoGrad no_grad;
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Variable x(random_input(2, 20, DType::float64));
+    const Variable crossed = mixer->forward({.x = x, .context = x, .key_mask = {}, .causal = false});
+    CHECK(largest_difference(crossed.value(), whole(*mixer, x.value(), false)) < 1e-13);
+    const Variable context(random_input(2, 33, DType::float64, 5));
+    const Variable y = mixer->forward({.x = x, .context = context, .key_mask = {}, .causal = false});
+    CHECK(largest_difference(y.value(), crossed.value()) > 1e-4);
+  });
+}
+
+TEST_CASE("mixers: every parameter gets a gradient") {
+  for_each_mixer([&](const MixerKind& kind) {
+    const auto mixer = small_mixer(kind, DType::float64);
+    const Variable y =
+        mixer->forward({.x = Variable(random_input(2, 20, DType::float64)), .context = {}, .key_mask = {}});
+    Generator generator(8);
+    backward({y}, {normal(y.shape(), 1, generator, DType::float64)});
+    for (const Parameter& parameter : mixer->parameters()) {
+      CAPTURE(parameter.name);
+      REQUIRE(parameter.variable->grad().defined());
+      double largest = 0;
+      for (const double value : parameter.variable->grad().to_vector())
+        largest = std::max(largest, std::abs(value));
+      CHECK(largest > 0);
+      CHECK(std::isfinite(largest));
+    }
+  });
+}
+
+TEST_CASE("mixers: what does not fit is refused by name") {
+  Generator generator(1);
+  Initialiser initialiser(DType::float32, Device{}, generator);
+  const auto build = [&](const std::string& pattern, int64_t w, int64_t h, bool rope) {
+    make_mixer(parse_pattern(pattern, 1)[0], w, h, rope, initialiser);
+  };
+  CHECK_THROWS_WITH_AS(build("sdpa", 10, 3, false), "[sdpa] width 10 is not a multiple of 3 heads",
+                       UsageError);
+  CHECK_THROWS_WITH_AS(build("sdpa(kv_heads=3)", 16, 4, false), "[sdpa] kv_heads 3 does not divide 4 heads",
+                       UsageError);
+  CHECK_THROWS_AS(build("sdpa", 9, 3, true), UsageError);
+  CHECK_THROWS_AS(build("gma", 16, 4, true), UsageError);
+  const auto mixer = small_mixer(find_mixer("gma"), DType::float32);
+  const Variable x(random_input(1, 4, DType::float32));
+  MixerState state = mixer->initial_state(1, 4);
+  CHECK_THROWS_AS(mixer->forward({.x = x, .context = {}, .key_mask = {}, .state = &state}),
+                  Error);  // not under NoGrad
+  CHECK_THROWS_AS(mixer->forward({.x = x, .context = x, .key_mask = {}, .causal = true}), UsageError);
+}
+
+TEST_CASE("mixers: patterns") {
+  const auto choices = parse_pattern("gma(components=32, routing=8)*2,sdpa", 6);
+  REQUIRE(choices.size() == 6);
+  CHECK(choices[0].text() == "gma(components=32,routing=8)");
+  CHECK(choices[1].text() == choices[0].text());
+  CHECK(choices[2].text() == "sdpa");
+  CHECK(choices[5].text() == "sdpa");
+  CHECK_THROWS_WITH_AS(parse_pattern("gam", 1),
+                       "[mixer] unknown mixer 'gam'; known: sdpa, gma; did you mean 'gma'?", UsageError);
+  CHECK_THROWS_WITH_AS(
+      parse_pattern("gma(component=3)", 1),
+      "[pattern] gma has no option 'component'; known: components, routing, normalise, sharpness; did "
+      "you mean 'components'?",
+      UsageError);
+  for (const char* bad :
+       {"", "gma(", "gma(components)", "gma(components=)", "gma(components=0)", "gma(components=1.5)",
+        "gma(components=nan)", "gma,,sdpa", "gma*0", "gma*", "gma sdpa", "gma(components=3", "gma)"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(parse_pattern(bad, 1), UsageError);
+  }
+  CHECK_THROWS_AS(parse_pattern("gma,sdpa", 3), UsageError);
+}
+
+TEST_CASE("gma: the state is of constant size and the cache of sdpa is not") {
+  const auto bytes_after = [](const char* name, int64_t length) {
+    const auto mixer = small_mixer(find_mixer(name), DType::float32);
+    MixerState state = mixer->initial_state(1, 1);
+    read_in_pieces(*mixer, random_input(1, length, DType::float32), {length}, state);
+    return state.bytes();
+  };
+  CHECK(bytes_after("gma", 3) == bytes_after("gma", 300));
+  CHECK(bytes_after("gma", 3) == heads * 5 * (width / heads + 1) * 4);  // H K (dv + 1) floats
+  CHECK(bytes_after("sdpa", 300) > bytes_after("sdpa", 3));
+}
+
+TEST_CASE("gma: responsibilities sum to one and are Lipschitz in the routing vector") {
+  const auto mixer = small_mixer(find_mixer("gma"), DType::float64);
+  auto& gma = dynamic_cast<Gma&>(*mixer);
+  const Tensor gamma = gma.key_responsibilities(Variable(random_input(2, 50, DType::float64)));
+  const std::vector<double> values = gamma.to_vector();
+  const int64_t components = gamma.shape()[3];
+  for (size_t row = 0; row < values.size() / components; ++row) {
+    double sum = 0;
+    for (int64_t k = 0; k < components; ++k) {
+      CHECK(values[row * components + k] >= 0);
+      sum += values[row * components + k];
+    }
+    CHECK(std::abs(sum - 1) < 1e-14);  // rounding alone
+  }
+}
+
+}  // namespace mixgrad
