@@ -7,6 +7,7 @@
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/cpu/vector_exp.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {
@@ -41,13 +42,13 @@ struct RowSum {
 template <class T>
 RowSum<T> sum_of_row(int64_t columns, const T* x) {
   const T maximum = row_maximum(columns, x);
-  return {maximum, row_sum<T>(columns, [=](int64_t j) { return std::exp(below(x[j], maximum)); })};
+  return {maximum, row_sum<T>(columns, [=](int64_t j) { return vector_exp(below(x[j], maximum)); })};
 }
 
 /// y = factor exp(below(x, maximum))
 template <class T>
 void scaled_exp(int64_t columns, const T* x, T maximum, T factor, T* y) {
-  for (int64_t j = 0; j < columns; ++j) y[j] = factor * std::exp(below(x[j], maximum));
+  for (int64_t j = 0; j < columns; ++j) y[j] = factor * vector_exp(below(x[j], maximum));
 }
 
 }  // namespace
@@ -96,7 +97,7 @@ void log_softmax_backward(Cpu, int64_t rows, int64_t columns, const T* y, const 
     T* out = dx + row * columns;
     const T total = row_sum<T>(columns, [=](int64_t j) { return log_p[j] == nothing ? T(0) : dlog_p[j]; });
     for (int64_t j = 0; j < columns; ++j) {
-      out[j] = log_p[j] == nothing ? T(0) : dlog_p[j] - std::exp(log_p[j]) * total;
+      out[j] = log_p[j] == nothing ? T(0) : dlog_p[j] - vector_exp(log_p[j]) * total;
     }
   });
 }
