@@ -250,6 +250,8 @@ std::string read_header(const std::string& where, FileReader& file) {
   std::string header(length, '\0');
   file.read(header.data(), header_bytes);
   check(header.starts_with('{'), where, "the header is not an object");
+  const size_t nul = header.find('\0');  // where the parser would take the header to end
+  check(nul == header.npos, where, "the header is not valid JSON in UTF-8, from its byte ", nul + 1);
   return header;
 }
 

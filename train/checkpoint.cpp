@@ -101,7 +101,7 @@ void move_folder(const fs::path& from, const fs::path& to) {
 template <class Visit>
 void read_pieces(const fs::path& path, const Visit& visit) {
   FileReader file(path);
-  std::vector<char> piece(1 << 20);
+  std::vector<char> piece(1 << 16);
   for (int64_t left = file.bytes(); left > 0;) {
     const int64_t bytes = std::min<int64_t>(left, piece.size());
     file.read(piece.data(), bytes);
