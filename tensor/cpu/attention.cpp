@@ -1,0 +1,460 @@
+// Softmax attention on the CPU, tile by tile: a tile of scores lives on its thread's stack.
+//
+// Masking is by selection: what a row doesn't see never enters a sum, not even times 0, for it may be NaN.
+#include "tensor/kernels/attention.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "tensor/allocator.h"
+#include "tensor/cpu/blas.h"
+#include "tensor/cpu/reduce.h"
+#include "tensor/cpu/vector_exp.h"
+#include "tensor/parallel.h"
+
+namespace mixgrad {
+
+namespace {
+
+// 64 x 64 is within 10 % of the best for every shape tried, and two tiles of float fit into a first-level
+// cache.
+constexpr int64_t tile_rows = 64;
+constexpr int64_t tile_columns = 64;
+// Where the rows of a tile see different parts of it, it is worked on in blocks of rows that see nearly the
+// same.
+constexpr int64_t block_rows = 8;
+constexpr int64_t vector_lanes = 16;
+
+struct Range {
+  int64_t begin, end;
+};
+
+/// Who sees whom. Where a mask drops keys, those that it keeps are copied, moved together and numbered anew:
+/// so both relations are ranges, whose ends never decrease from one row to the next, under every mask.
+class Visibility {
+ public:
+  Visibility(const AttentionShape& shape, const int32_t* key_mask)
+      : shape_(shape),
+        // No window is one that nothing lies outside of.
+        window_(shape.window > 0 ? std::min(shape.window, shape.queries + shape.keys)
+                                 : shape.queries + shape.keys),
+        storage_(key_mask != nullptr ? shape.batch * shape.keys : 0),
+        places_(storage_.data()) {
+    for (int64_t b = 0; places_ != nullptr && b < shape.batch; ++b) {
+      int64_t* place = places_ + b * shape.keys;
+      int64_t* const end = place + shape.keys;
+      for (int64_t j = 0; j < shape.keys; ++j) {
+        if (key_mask[b * shape.keys + j] != 0) *place++ = j;
+      }
+      std::fill(place, end, shape.keys);
+    }
+  }
+
+  /// How many keys are kept.
+  int64_t keys(int64_t batch) const { return kept_before(batch, shape_.keys); }
+
+  /// The keys that a query sees.
+  Range keys_of(int64_t batch, int64_t query) const {
+    if (!shape_.causal) return {0, keys(batch)};
+    const int64_t end = query + shape_.keys - shape_.queries + 1;
+    return {kept_before(batch, end - window_), kept_before(batch, end)};
+  }
+
+  /// The queries that see a key.
+  Range queries_of(int64_t batch, int64_t key) const {
+    if (!shape_.causal) return {0, shape_.queries};
+    const int64_t place = places_ != nullptr ? places_[batch * shape_.keys + key] : key;
+    const int64_t begin = place + shape_.queries - shape_.keys;
+    return {std::clamp<int64_t>(begin, 0, shape_.queries),
+            std::clamp<int64_t>(begin + window_, 0, shape_.queries)};
+  }
+
+  /// How many elements a copy of the kept keys needs, for `width` elements a key and head.
+  int64_t copy_elements(int64_t width) const {
+    return places_ != nullptr ? shape_.batch * shape_.keys * shape_.key_heads * width : 0;
+  }
+
+  /// Where the kept keys of x lie: in x itself, or under a mask in a copy.
+  template <class T>
+  Heads<T> kept(Heads<T> x, T* copy) const {
+    if (places_ == nullptr) return x;
+    const int64_t token = shape_.key_heads * x.head_size;
+    return {copy, shape_.keys * token, token, x.head_size};
+  }
+
+  /// Copies the kept keys of x to where kept() says; returns that.
+  template <class T>
+  Heads<const T> gather(Heads<const T> x, T* copy) const {
+    if (places_ == nullptr) return x;
+    const Heads<T> to = kept(Heads<T>{.head_size = x.head_size}, copy);
+    parallel_tasks(shape_.batch, [&](int64_t b) {
+      const int64_t count = keys(b);
+      for (int64_t j = 0; j < count; ++j) {
+        std::copy_n(x.at(b, places_[b * shape_.keys + j], 0), to.token_stride, to.at(b, j, 0));
+      }
+    });
+    return {to.data, to.batch_stride, to.token_stride, to.head_size};
+  }
+
+  /// The way back: x gets the values of the kept keys, and 0 for the others.
+  template <class T>
+  void scatter(Heads<T> from, Heads<T> x) const {
+    if (places_ == nullptr) return;
+    parallel_tasks(shape_.batch, [&](int64_t b) {
+      int64_t next = 0;
+      for (int64_t j = 0; j < shape_.keys; ++j) {
+        if (places_[b * shape_.keys + next] == j)
+          std::copy_n(from.at(b, next++, 0), from.token_stride, x.at(b, j, 0));
+        else
+          std::fill_n(x.at(b, j, 0), from.token_stride, T(0));
+      }
+    });
+  }
+
+ private:
+  int64_t kept_before(int64_t batch, int64_t place) const {
+    place = std::clamp<int64_t>(place, 0, shape_.keys);
+    if (places_ == nullptr) return place;
+    const int64_t* const places = places_ + batch * shape_.keys;
+    return std::lower_bound(places, places + shape_.keys, place) - places;
+  }
+
+  AttentionShape shape_;
+  int64_t window_;
+  Scratch<int64_t> storage_;
+  int64_t* places_;  // [B, Tk], each kept key's number among all, the rest Tk; null: all are kept
+};
+
+/// Scores between some rows and some columns: queries and keys, or keys and queries.
+struct Tile {
+  int64_t rows, columns;
+  std::array<Range, tile_rows> seen;  // for each row, the columns that it sees
+};
+
+/// Calls body(tile, first column) for the tiles that hold everything that the rows see; row i sees seen(i).
+template <class Seen, class Body>
+void for_each_tile(int64_t rows, const Seen& seen, const Body& body) {
+  std::array<Range, tile_rows> all{};
+  for (int64_t i = 0; i < rows; ++i) all[i] = seen(i);
+  const int64_t end = all[rows - 1].end;
+  for (int64_t first = all[0].begin; first < end; first += tile_columns) {
+    Tile tile{rows, std::min(tile_columns, end - first), {}};
+    for (int64_t i = 0; i < rows; ++i) {
+      tile.seen[i] = {std::clamp<int64_t>(all[i].begin - first, 0, tile.columns),
+                      std::clamp<int64_t>(all[i].end - first, 0, tile.columns)};
+    }
+    body(tile, first);
+  }
+}
+
+/// Calls body(first row, rows) for blocks of a tile's rows: for all at once where every row sees the whole
+/// tile.
+template <class Body>
+void for_each_block(const Tile& tile, const Body& body) {
+  const bool whole = tile.seen[tile.rows - 1].begin == 0 && tile.seen[0].end == tile.columns;
+  const int64_t block = whole ? tile.rows : block_rows;
+  for (int64_t first = 0; first < tile.rows; first += block) {
+    body(first, std::min(block, tile.rows - first));
+  }
+}
+
+/// Neighbouring tokens of one head.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride, width;
+
+  T* row(int64_t index) const { return data + index * stride; }
+};
+
+template <class T>
+Rows<T> rows_of(Heads<T> x, int64_t batch, int64_t token, int64_t head) {
+  return {x.at(batch, token, head), x.token_stride, x.head_size};
+}
+
+/// s[i, j] = factor a[i] . b[j], at least where row i sees column j.
+template <class T>
+void dot_seen(const Tile& tile, T factor, Rows<const T> a, Rows<const T> b, T* s) {
+  for_each_block(tile, [&](int64_t first, int64_t rows) {
+    const Range any{tile.seen[first].begin, tile.seen[first + rows - 1].end};
+    if (any.begin >= any.end) return;
+    tile_gemm({.m = rows,
+               .n = any.end - any.begin,
+               .k = a.width,
+               .b = Transpose::yes,
+               .lda = a.stride,
+               .ldb = b.stride,
+               .ldc = tile_columns},
+              factor, a.row(first), b.row(any.begin), T(0), s + first * tile_columns + any.begin);
+  });
+}
+
+/// y[i] += factor * sum over the columns j that row i sees of p[i, j] x[j].
+template <class T>
+void add_seen(const Tile& tile, T factor, const T* p, Rows<const T> x, Rows<T> y) {
+  for_each_block(tile, [&](int64_t first, int64_t rows) {
+    // The columns that all of these rows see make a matrix product; a narrow band remains at either side.
+    Range common{tile.seen[first + rows - 1].begin, tile.seen[first].end};
+    if (common.begin >= common.end) common = {0, 0};
+    tile_gemm({.m = rows,
+               .n = x.width,
+               .k = common.end - common.begin,
+               .lda = tile_columns,
+               .ldb = x.stride,
+               .ldc = y.stride},
+              factor, p + first * tile_columns + common.begin, x.row(common.begin), T(1), y.row(first));
+    for (int64_t i = first; i < first + rows; ++i) {
+      const auto add_columns = [&](int64_t begin, int64_t end) {
+        for (int64_t j = begin; j < end; ++j) {
+          const T weight = factor * p[i * tile_columns + j];
+          for (int64_t c = 0; c < x.width; ++c) y.row(i)[c] += weight * x.row(j)[c];
+        }
+      };
+      add_columns(tile.seen[i].begin, std::min(tile.seen[i].end, common.begin));
+      add_columns(std::max(tile.seen[i].begin, common.end), tile.seen[i].end);
+    }
+  });
+}
+
+/// Calls body(row, begin, end) for each row of scores and what it sees, widened to whole vectors where the
+/// tile allows it. The neighbours that this takes in get -inf: they change neither a maximum nor a sum of
+/// exp(score).
+template <class T, class Body>
+void for_each_seen(const Tile& tile, T* scores, const Body& body) {
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const Range seen = tile.seen[i];
+    if (seen.begin == seen.end) continue;
+    const int64_t begin = seen.begin / vector_lanes * vector_lanes;
+    const int64_t end = std::min((seen.end + vector_lanes - 1) / vector_lanes * vector_lanes, tile.columns);
+    T* const row = scores + i * tile_columns;
+    std::fill(row + begin, row + seen.begin, -std::numeric_limits<T>::infinity());
+    std::fill(row + seen.end, row + end, -std::numeric_limits<T>::infinity());
+    body(i, begin, end);
+  }
+}
+
+/// A task: neighbouring tokens of one head of one sample.
+struct Task {
+  int64_t batch, head, first, rows;
+};
+
+/// Calls body(task) for tasks that cover batch x heads x tokens, in parallel.
+template <class Body>
+void for_each_task(int64_t batch, int64_t heads, int64_t tokens, const Body& body) {
+  const int64_t tiles = (tokens + tile_rows - 1) / tile_rows;
+  parallel_tasks(batch * heads * tiles, [&](int64_t index) {
+    const int64_t first = index % tiles * tile_rows;
+    body(Task{index / tiles / heads, index / tiles % heads, first, std::min(tile_rows, tokens - first)});
+  });
+}
+
+template <class T>
+void clear(int64_t rows, Rows<T> x) {
+  for (int64_t i = 0; i < rows; ++i) std::fill_n(x.row(i), x.width, T(0));
+}
+
+template <class T>
+void scale_row(int64_t width, T factor, T* x) {
+  for (int64_t c = 0; c < width; ++c) x[c] *= factor;
+}
+
+/// 1 / sum; 0 for the sum of nothing.
+template <class T>
+T inverse(T sum) {
+  return sum == 0 ? T(0) : 1 / sum;
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<const T> k, Heads<const T> v,
+                       const int32_t* key_mask, Heads<T> o, T* maximum, T* sum) {
+  const Visibility visible(s, key_mask);
+  Scratch<T> k_copy(visible.copy_elements(s.key_dim)), v_copy(visible.copy_elements(s.value_dim));
+  k = visible.gather(k, k_copy.data());
+  v = visible.gather(v, v_copy.data());
+
+  for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
+    const int64_t key_head = task.head / (s.heads / s.key_heads);
+    const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first;
+    T* const row_max = maximum + row;
+    T* const total = sum + row;
+    const Rows<const T> q_rows = rows_of(q, task.batch, task.first, task.head);
+    const Rows<T> o_rows = rows_of(o, task.batch, task.first, task.head);
+    std::fill_n(row_max, task.rows, std::numeric_limits<T>::lowest());
+    std::fill_n(total, task.rows, T(0));
+    clear(task.rows, o_rows);
+    alignas(64) T p[tile_rows * tile_columns];
+
+    const auto seen = [&](int64_t i) { return visible.keys_of(task.batch, task.first + i); };
+    for_each_tile(task.rows, seen, [&](const Tile& tile, int64_t key) {
+      dot_seen(tile, T(s.scale), q_rows, rows_of(k, task.batch, key, key_head), p);
+      for_each_seen(tile, p, [&](int64_t i, int64_t begin, int64_t end) {
+        T* const score = p + i * tile_columns;
+        const T before = row_max[i];
+        const T now = std::max(before, row_maximum(end - begin, score + begin));
+        for (int64_t j = begin; j < end; ++j) score[j] = vector_exp(score[j] - now);
+        // What was summed up so far was relative to the maximum so far.
+        const T correction = vector_exp(before - now);
+        row_max[i] = now;
+        total[i] =
+            correction * total[i] + row_sum<T>(end - begin, [=](int64_t j) { return score[begin + j]; });
+        scale_row(o_rows.width, correction, o_rows.row(i));
+      });
+      add_seen(tile, T(1), p, rows_of(v, task.batch, key, key_head), o_rows);
+    });
+    for (int64_t i = 0; i < task.rows; ++i) scale_row(o_rows.width, inverse(total[i]), o_rows.row(i));
+  });
+}
+
+namespace {
+
+/// What both passes of backward read. maximum, inverse_sum, delta [B, H, Tq].
+template <class T>
+struct Saved {
+  const AttentionShape& shape;
+  const Visibility& visible;
+  Heads<const T> q, k, v, d_o;
+  const T* maximum;
+  const T* inverse_sum;
+  const T* delta;
+
+  int64_t row(int64_t batch, int64_t head, int64_t query) const {
+    return (batch * shape.heads + head) * shape.queries + query;
+  }
+};
+
+/// delta = d_o . o
+template <class T>
+void statistics(const AttentionShape& s, Heads<const T> o, Heads<const T> d_o, const T* sum, T* inverse_sum,
+                T* delta) {
+  for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
+    const Rows<const T> o_rows = rows_of(o, task.batch, task.first, task.head);
+    const Rows<const T> d_o_rows = rows_of(d_o, task.batch, task.first, task.head);
+    const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first;
+    for (int64_t i = 0; i < task.rows; ++i) {
+      const T *const a = o_rows.row(i), *const b = d_o_rows.row(i);
+      inverse_sum[row + i] = inverse(sum[row + i]);
+      delta[row + i] = row_sum<T>(o_rows.width, [=](int64_t c) { return a[c] * b[c]; });
+    }
+  });
+}
+
+/// dq: tiles of queries against the keys that they see.
+template <class T>
+void backward_queries(const Saved<T>& saved, Heads<T> dq) {
+  const AttentionShape& s = saved.shape;
+  for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
+    const int64_t key_head = task.head / (s.heads / s.key_heads);
+    const int64_t row = saved.row(task.batch, task.head, task.first);
+    const Rows<const T> q = rows_of(saved.q, task.batch, task.first, task.head);
+    const Rows<const T> d_o = rows_of(saved.d_o, task.batch, task.first, task.head);
+    const Rows<T> dq_rows = rows_of(dq, task.batch, task.first, task.head);
+    clear(task.rows, dq_rows);
+    alignas(64) T scores[tile_rows * tile_columns];
+    alignas(64) T dp[tile_rows * tile_columns];
+
+    const auto seen = [&](int64_t i) { return saved.visible.keys_of(task.batch, task.first + i); };
+    for_each_tile(task.rows, seen, [&](const Tile& tile, int64_t key) {
+      const Rows<const T> k = rows_of(saved.k, task.batch, key, key_head);
+      dot_seen(tile, T(s.scale), q, k, scores);
+      dot_seen(tile, T(1), d_o, rows_of(saved.v, task.batch, key, key_head), dp);
+      for_each_seen(tile, scores, [&](int64_t i, int64_t begin, int64_t end) {
+        const T* const score = scores + i * tile_columns;
+        T* const ds = dp + i * tile_columns;
+        const T maximum = saved.maximum[row + i], factor = saved.inverse_sum[row + i];
+        const T delta = saved.delta[row + i];
+        for (int64_t j = begin; j < end; ++j) {
+          ds[j] = factor * vector_exp(score[j] - maximum) * (ds[j] - delta);
+        }
+      });
+      add_seen(tile, T(s.scale), dp, k, dq_rows);
+    });
+  });
+}
+
+/// dk and dv: tiles of keys against the queries, of all heads that read them, that see them.
+template <class T>
+void backward_keys(const Saved<T>& saved, Heads<T> dk, Heads<T> dv) {
+  const AttentionShape& s = saved.shape;
+  const int64_t group = s.heads / s.key_heads;
+  for_each_task(s.batch, s.key_heads, s.keys, [&](const Task& task) {
+    const int64_t rows = std::min(task.rows, saved.visible.keys(task.batch) - task.first);
+    if (rows <= 0) return;
+    const Rows<const T> k = rows_of(saved.k, task.batch, task.first, task.head);
+    const Rows<const T> v = rows_of(saved.v, task.batch, task.first, task.head);
+    const Rows<T> dk_rows = rows_of(dk, task.batch, task.first, task.head);
+    const Rows<T> dv_rows = rows_of(dv, task.batch, task.first, task.head);
+    clear(rows, dk_rows);
+    clear(rows, dv_rows);
+    alignas(64) T p[tile_rows * tile_columns];
+    alignas(64) T dp[tile_rows * tile_columns];
+
+    const auto seen = [&](int64_t j) { return saved.visible.queries_of(task.batch, task.first + j); };
+    for (int64_t head = task.head * group; head < (task.head + 1) * group; ++head) {
+      for_each_tile(rows, seen, [&](const Tile& tile, int64_t query) {
+        const Rows<const T> q = rows_of(saved.q, task.batch, query, head);
+        const Rows<const T> d_o = rows_of(saved.d_o, task.batch, query, head);
+        const int64_t column = saved.row(task.batch, head, query);
+        const T* const maximum = saved.maximum + column;
+        const T* const factor = saved.inverse_sum + column;
+        const T* const delta = saved.delta + column;
+        dot_seen(tile, T(s.scale), k, q, p);
+        dot_seen(tile, T(1), v, d_o, dp);
+        for_each_seen(tile, p, [&](int64_t j, int64_t begin, int64_t end) {
+          T* const score = p + j * tile_columns;
+          T* const ds = dp + j * tile_columns;
+          for (int64_t i = begin; i < end; ++i) {
+            score[i] = factor[i] * vector_exp(score[i] - maximum[i]);
+            ds[i] = score[i] * (ds[i] - delta[i]);
+          }
+        });
+        add_seen(tile, T(1), p, d_o, dv_rows);
+        add_seen(tile, T(s.scale), dp, q, dk_rows);
+      });
+    }
+  });
+}
+
+}  // namespace
+
+// Two passes, each of which computes the probabilities again, rather than one whose tasks add to common sums.
+template <class T>
+void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<const T> k, Heads<const T> v,
+                        const int32_t* key_mask, Heads<const T> o, const T* maximum, const T* sum,
+                        Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
+  const Visibility visible(s, key_mask);
+  const int64_t rows = s.batch * s.heads * s.queries;
+  Scratch<T> inverse_sum(rows), delta(rows);
+  Scratch<T> k_copy(visible.copy_elements(s.key_dim)), v_copy(visible.copy_elements(s.value_dim));
+  Scratch<T> dk_copy(visible.copy_elements(s.key_dim)), dv_copy(visible.copy_elements(s.value_dim));
+  statistics(s, o, d_o, sum, inverse_sum.data(), delta.data());
+
+  const Saved<T> saved{.shape = s,
+                       .visible = visible,
+                       .q = q,
+                       .k = visible.gather(k, k_copy.data()),
+                       .v = visible.gather(v, v_copy.data()),
+                       .d_o = d_o,
+                       .maximum = maximum,
+                       .inverse_sum = inverse_sum.data(),
+                       .delta = delta.data()};
+  const Heads<T> dk_kept = visible.kept(dk, dk_copy.data());
+  const Heads<T> dv_kept = visible.kept(dv, dv_copy.data());
+  backward_queries(saved, dq);
+  backward_keys(saved, dk_kept, dv_kept);
+  visible.scatter(dk_kept, dk);
+  visible.scatter(dv_kept, dv);
+}
+
+#define INSTANTIATE(T)                                                                                    \
+  template void attention_forward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,          \
+                                     Heads<const T>, const int32_t*, Heads<T>, T*, T*);                   \
+  template void attention_backward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,         \
+                                      Heads<const T>, const int32_t*, Heads<const T>, const T*, const T*, \
+                                      Heads<const T>, Heads<T>, Heads<T>, Heads<T>);
+INSTANTIATE(float)
+INSTANTIATE(double)
+
+}  // namespace mixgrad
