@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tensor/cpu/vector_exp.h"
 #include "tensor/random.h"
 
 namespace mixgrad {
@@ -12,7 +13,7 @@ namespace mixgrad {
 /// 1 / (1 + exp(-x)), by the exponential that can't overflow.
 template <class T>
 MIXGRAD_HOST_DEVICE inline T sigmoid(T x) {
-  const T e = std::exp(-std::abs(x));
+  const T e = vector_exp(-std::abs(x));
   return (x >= 0 ? T(1) : e) / (1 + e);
 }
 
