@@ -1,8 +1,6 @@
 // Table look-up: repeated and unused ids, messages, repeatability.
 #include "autograd/ops/embedding.h"
 
-#include <cmath>
-
 #include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
@@ -85,8 +83,7 @@ TEST_CASE("tensor/embedding: the number of threads changes no bit") {
     const int64_t count = 3000, vocabulary = 11, columns = 200;
     std::vector<int32_t> ids(count);
     for (int64_t i = 0; i < count; ++i) ids[i] = static_cast<int32_t>(i * i % 1009 % vocabulary);
-    Values dy(count * columns);
-    for (size_t i = 0; i < dy.size(); ++i) dy[i] = std::sin(static_cast<double>(i));
+    const Values dy = waves(count * columns);
     check_same_with_any_threads([&] {
       const Variable weight(Tensor::zeros({vocabulary, columns}, dtype, device), true);
       const Variable y = embedding(Tensor::from(ids, {count}, device), weight);

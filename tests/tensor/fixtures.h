@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,13 @@ void for_each_device_and_dtype(const F& f) {
 /// A leaf that wants a gradient.
 inline Variable leaf(const std::vector<double>& values, const Shape& shape, Device device, DType dtype) {
   return Variable(Tensor::from(values, shape, device).to(dtype), true);
+}
+
+/// Values in [-1, 1] that differ from each other, in no simple order.
+inline std::vector<double> waves(int64_t count) {
+  std::vector<double> values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = std::sin(0.7 * static_cast<double>(i * i % 1009));
+  return values;
 }
 
 /// The message of the Error that f throws; "" when it throws none.

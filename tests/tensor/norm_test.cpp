@@ -10,13 +10,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-/// Values that differ from each other, in no simple order.
-Values waves(int64_t count) {
-  Values values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = std::sin(0.7 * static_cast<double>(i * i % 1009));
-  return values;
-}
-
 }  // namespace
 
 TEST_CASE("tensor/norm: RMS norm where the squares are tiny or huge") {

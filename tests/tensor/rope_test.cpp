@@ -11,13 +11,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-/// Values that differ from each other, in no simple order.
-Values waves(int64_t count) {
-  Values values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = std::sin(0.7 * static_cast<double>(i * i % 1009));
-  return values;
-}
-
 double dot(const Values& a, const Values& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }

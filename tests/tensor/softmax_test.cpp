@@ -27,13 +27,6 @@ void check_close(const Values& got, const Values& want, double tolerance) {
   }
 }
 
-/// Values that differ from each other, in no simple order.
-Values waves(int64_t count) {
-  Values values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = 3 * std::sin(0.7 * static_cast<double>(i * i % 1009));
-  return values;
-}
-
 }  // namespace
 
 TEST_CASE("tensor/softmax: log-sum-exp at both ends of the range and of nothing") {
