@@ -122,10 +122,15 @@ Variable gmm_posterior(const Variable& x, const Variable& mean, const Variable& 
   return apply(GmmPosterior{}, x, mean, variance, log_prior);
 }
 
+GmmParameters gmm_parameters(const Variable& omega, const Variable& alpha, double floor) {
+  check_usage(floor > 0, "[gmm_parameters] variance floor ", floor, "; allowed: above 0");
+  return {.variance = add_scalar(softplus(omega), floor), .log_prior = log_softmax(alpha)};
+}
+
 Variable gmm_responsibilities(const Variable& x, const Variable& mean, const Variable& omega,
                               const Variable& alpha, double floor) {
-  check_usage(floor > 0, "[gmm_responsibilities] variance floor ", floor, "; allowed: above 0");
-  return gmm_posterior(x, mean, add_scalar(softplus(omega), floor), log_softmax(alpha));
+  const GmmParameters mixture = gmm_parameters(omega, alpha, floor);
+  return gmm_posterior(x, mean, mixture.variance, mixture.log_prior);
 }
 
 std::vector<GradCase> gmm_cases(CaseInputs& inputs) {

@@ -20,9 +20,17 @@ Variable gmm_log_density(const Variable& x, const Variable& mean, const Variable
 Variable gmm_posterior(const Variable& x, const Variable& mean, const Variable& variance,
                        const Variable& log_prior);
 
-/// The same from parameters without constraints: variance = softplus(omega) + floor, log_prior =
-/// log_softmax(alpha). mean and omega [H, K, dr], alpha [H, K] (or without H); floor > 0 keeps a component
-/// from collapsing onto one point.
+/// A mixture's variances and priors.
+struct GmmParameters {
+  Variable variance;   // [H, K, dr] or [K, dr]
+  Variable log_prior;  // [H, K] or [K]
+};
+
+/// From parameters that may take any value: variance = softplus(omega) + floor, log_prior =
+/// log_softmax(alpha). floor > 0 keeps a component from collapsing onto one point; else throws UsageError.
+GmmParameters gmm_parameters(const Variable& omega, const Variable& alpha, double floor);
+
+/// gmm_posterior() with gmm_parameters().
 Variable gmm_responsibilities(const Variable& x, const Variable& mean, const Variable& omega,
                               const Variable& alpha, double floor = 1e-4);
 

@@ -252,7 +252,7 @@ TEST_CASE("tensor/gmm: shapes that do not go together are named") {
           gmm_posterior(Variable(Tensor::zeros({4, 3, 3}, DType::float32)), mean, omega, alpha);
         }) == "[gmm_posterior] x (4, 3, 3) for mean (2, 3, 3): x must be [..., H, dr]");
   CHECK(error_of([&] { gmm_responsibilities(x, mean, omega, alpha, 0); }) ==
-        "[gmm_responsibilities] variance floor 0; allowed: above 0");
+        "[gmm_parameters] variance floor 0; allowed: above 0");
 }
 
 }  // namespace mixgrad

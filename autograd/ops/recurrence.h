@@ -1,0 +1,46 @@
+// Linear recurrences over matrix states: linear attention, retention, attention with a scalar gate.
+#pragma once
+
+#include "autograd/gradcheck_case.h"
+#include "autograd/variable.h"
+
+namespace mixgrad {
+
+struct RecurrenceOptions {
+  bool causal = true;       // token t sees tokens up to t; else all keys, and T may differ from Tk
+  bool normalise = false;   // divide each output by q_t . z_t + eps
+  double eps = 1e-6;        // of the normaliser
+  double scale = 1;         // multiplies q
+  int64_t chunk = 64;       // tokens that are computed at once; changes the result by rounding alone
+  bool final_state = true;  // whether the caller wants the state after the last token
+};
+
+/// What a recurrence returns.
+struct Recurrence {
+  Variable output;      // [B, T, H, dv]
+  Variable state;       // [B, H, dk, dv] after the last token; undefined unless options.final_state
+  Variable normaliser;  // [B, H, dk] likewise, and undefined unless normalised
+};
+
+/// S_t = e^{g_t} S_{t-1} + k_t^T v_t and o_t = q_t S_t, or, normalised, z_t = e^{g_t} z_{t-1} + k_t and
+/// o_t = q_t S_t / (q_t . z_t + eps), with q scaled first. Not causal: S and z after the last key, for every
+/// query.
+///
+/// q [B, T, Hk, dk], k [B, Tk, Hk, dk], v [B, Tk, H, dv]; Hk divides H, and value head h reads key head
+/// floor(h / (H / Hk)). All three may be views whose heads lie side by side.
+/// log_decay g [B, T, H], <= 0, causal form only; undefined: no gate. It is limited to -100 from below.
+/// initial_state [B, H, dk, dv] and, when normalised, initial_normaliser [B, H, dk]: both or neither;
+/// undefined: zero.
+///
+/// Saved for backward: the inputs, and the states between chunks, T / chunk times dk (dv + 1) numbers a head;
+/// when normalised the output and its denominators. Forward 2 T (C (dk + dv) / 2 + 2 dk dv) FLOPs a head,
+/// backward about three times that. A future token never changes an earlier output by a bit; one that is NaN
+/// reaches at most the tokens of its own block of 16. Katharopoulos et al., 2020 (arXiv 2006.16236); with
+/// gates Sun et al., 2023 (arXiv 2307.08621). Throws Error for shapes that do not go together.
+Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
+                      const RecurrenceOptions& options, const Variable& log_decay = {},
+                      const Variable& initial_state = {}, const Variable& initial_normaliser = {});
+
+std::vector<GradCase> recurrence_cases(CaseInputs& inputs);
+
+}  // namespace mixgrad

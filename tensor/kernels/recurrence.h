@@ -1,0 +1,150 @@
+// The additive recurrence over matrix states, which is linear attention, retention, attention with a scalar
+// gate, and Gaussian Mixture Attention:
+//
+//   S_t = e^{g_t} S_{t-1} + k_t^T v_t      o_t = scale q_t S_t
+//   z_t = e^{g_t} z_{t-1} + k_t            o_t = scale q_t S_t / (scale q_t . z_t + eps)   when normalised
+//
+// Computed chunk by chunk. With S the state before a chunk of C tokens and b_i = g_1 + ... + g_i inside it,
+//
+//   O  = scale (Q e^b) S + A V             A_ij = scale q_i . k_j e^{b_i - b_j} for j <= i, else 0
+//   S' = e^{b_C} S + (K e^{b_C - b})^T V   (rows i of Q and K scaled)
+//
+// in three phases: what each chunk adds to the state, in parallel; the states, one after the other; the
+// outputs, in parallel. Matrix states are [dk, dv], key first. A value head h reads key head
+// floor(h / (H / Hk)).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tensor/device.h"
+#include "tensor/kernels/heads.h"
+
+namespace mixgrad {
+
+/// A piece of a sequence that is computed at once.
+struct Chunk {
+  int64_t row;    // of the batch
+  int64_t start;  // its first token
+  int64_t length;
+  bool first;     // it starts from the row's initial state
+  bool last;      // it ends with the row's final state
+  int64_t state;  // which of the states between chunks it starts from, unless it is the first
+};
+
+/// The only loop domain of the kernels.
+struct ChunkPlan {
+  std::vector<Chunk> chunks;       // row by row, in the order of time
+  std::vector<int64_t> row_begin;  // row r has the chunks row_begin[r] to row_begin[r + 1]
+  int64_t states = 0;              // how many states lie between chunks
+  int64_t longest = 0;             // tokens of the longest chunk
+};
+
+/// Every row cut into chunks of `chunk` tokens, the last of which may be shorter. A row without tokens has
+/// one empty chunk, which carries its initial state to its end.
+inline ChunkPlan chunk_plan(int64_t batch, int64_t length, int64_t chunk) {
+  ChunkPlan plan;
+  plan.longest = std::min(length, chunk);
+  for (int64_t row = 0; row < batch; ++row) {
+    plan.row_begin.push_back(static_cast<int64_t>(plan.chunks.size()));
+    int64_t start = 0;
+    do {
+      const bool first = start == 0;
+      const bool last = start + chunk >= length;
+      plan.chunks.push_back({.row = row,
+                             .start = start,
+                             .length = std::min(chunk, length - start),
+                             .first = first,
+                             .last = last,
+                             .state = first ? -1 : plan.states++});
+      start += chunk;
+    } while (start < length);
+  }
+  plan.row_begin.push_back(static_cast<int64_t>(plan.chunks.size()));
+  return plan;
+}
+
+struct RecurrenceShape {
+  int64_t batch;      // B
+  int64_t queries;    // T, of q and o
+  int64_t keys;       // of k and v; as many as queries in the causal form
+  int64_t heads;      // H, of v and o
+  int64_t key_heads;  // Hk, of q and k; divides H
+  int64_t key_dim;    // dk
+  int64_t value_dim;  // dv
+  double scale = 1;
+  bool normalise = false;
+  double eps = 0;
+};
+
+/// A single log decay is limited to this: e^-100 is nothing beside anything. Its gradient is 0 below.
+constexpr double least_log_decay = -100;
+
+template <class T>
+struct RecurrenceInputs {
+  Heads<const T> q, k;  // [B, T, Hk, dk]
+  Heads<const T> v;     // [B, T, H, dv]
+  const T* log_decay;   // g <= 0, [B, T, H]; null: no gate
+  const T* state;       // initial S [B, H, dk, dv]; null: zero
+  const T* normaliser;  // initial z [B, H, dk]; null: zero
+};
+
+/// Written by forward, all but the first three for backward to read (then T is const).
+template <class T>
+struct RecurrenceOutputs {
+  Heads<T> o;       // [B, T, H, dv]
+  T* state;         // final S [B, H, dk, dv]; null: not wanted
+  T* normaliser;    // final z [B, H, dk]; null: not wanted
+  T* denominators;  // scale q_t . z_t + eps, [B, T, H]; null unless normalised
+  T* states;        // S between chunks, [plan.states, H, dk, dv]
+  T* normalisers;   // z between chunks, [plan.states, H, dk]; null unless normalised
+};
+
+/// Gradients of forward's outputs.
+template <class T>
+struct RecurrenceOutputGradients {
+  Heads<const T> o;
+  const T* state;       // null: zero
+  const T* normaliser;  // null: zero
+};
+
+/// Gradients of forward's inputs, to be written.
+template <class T>
+struct RecurrenceInputGradients {
+  Heads<T> q, k, v;
+  T* log_decay;   // null where the input is
+  T* state;       // null: not wanted
+  T* normaliser;  // null: not wanted
+};
+
+/// The causal form.
+template <class T>
+void recurrence_forward(Cpu, const RecurrenceShape& shape, const ChunkPlan& plan,
+                        const RecurrenceInputs<T>& in, const RecurrenceOutputs<T>& out);
+template <class T>
+void recurrence_backward(Cpu, const RecurrenceShape& shape, const ChunkPlan& plan,
+                         const RecurrenceInputs<T>& in, const RecurrenceOutputs<const T>& out,
+                         const RecurrenceOutputGradients<T>& dout, const RecurrenceInputGradients<T>& din);
+
+/// The form in which every query sees all keys, in two halves. Writing: S = S0 + sum over t of k_t^T v_t and,
+/// where normaliser isn't null, z = z0 + sum of k_t. Initial values may be null: zero.
+template <class T>
+void state_write_forward(Cpu, const RecurrenceShape& shape, Heads<const T> k, Heads<const T> v,
+                         const T* initial_state, const T* initial_normaliser, T* state, T* normaliser);
+/// dk_t = dS v_t + dz, dv_t = dS^T k_t; the initial values' gradients are dS and dz. dz may be null.
+template <class T>
+void state_write_backward(Cpu, const RecurrenceShape& shape, Heads<const T> k, Heads<const T> v,
+                          const T* dstate, const T* dnormaliser, Heads<T> dk, Heads<T> dv);
+
+/// Reading: o_t = scale q_t S, divided, where normalised, by the denominators scale q_t . z + eps. normaliser
+/// and denominators [B, T, H] are null unless normalised.
+template <class T>
+void state_read_forward(Cpu, const RecurrenceShape& shape, Heads<const T> q, const T* state,
+                        const T* normaliser, Heads<T> o, T* denominators);
+template <class T>
+void state_read_backward(Cpu, const RecurrenceShape& shape, Heads<const T> q, const T* state,
+                         const T* normaliser, Heads<const T> o, const T* denominators, Heads<const T> dout,
+                         Heads<T> dq, T* dstate, T* dnormaliser);
+
+}  // namespace mixgrad
