@@ -50,12 +50,15 @@ Allocator::Allocator() {
   debug_ = setting != nullptr && std::strcmp(setting, "0") != 0;
 }
 
+void Allocator::fail(int64_t bytes) const {
+  throw Error(str("[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes,
+                  " in use, the machine has ", physical_memory(), "; reduce batch, context or width"));
+}
+
 void* Allocator::system_allocate(int64_t bytes) {
-  // The kernel promises more than it has and kills later; so refuse here what can't be there.
-  void* block =
-      stats_.live_bytes + bytes <= physical_memory() ? std::aligned_alloc(alignment, bytes) : nullptr;
-  check(block != nullptr, "[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes,
-        " in use, the machine has ", physical_memory(), "; reduce batch, context or width");
+  if (stats_.live_bytes + stats_.cached_bytes + bytes > physical_memory()) free_cached();
+  void* block = std::aligned_alloc(alignment, bytes);
+  if (block == nullptr) fail(bytes);
   ++stats_.system_allocations;
   return block;
 }
@@ -64,6 +67,8 @@ void* Allocator::allocate(int64_t bytes) {
   check(bytes >= 0, "[memory] a size of ", bytes, " bytes was asked for");
   if (bytes == 0) return nullptr;
   const std::lock_guard lock(mutex_);
+  // The kernel promises more than it has and kills later; so refuse here what can't be there.
+  if (bytes > physical_memory() - stats_.live_bytes) fail(bytes);
   const int64_t size = block_size(bytes);
   void* block = nullptr;
   if (debug_) {
@@ -116,6 +121,10 @@ void Allocator::reset_peak() {
 
 void Allocator::trim() {
   const std::lock_guard lock(mutex_);
+  free_cached();
+}
+
+void Allocator::free_cached() {
   for (auto& [size, blocks] : free_blocks_) {
     for (void* block : blocks) std::free(block);
   }

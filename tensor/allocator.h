@@ -50,7 +50,10 @@ class Allocator {
  private:
   Allocator();
 
+  // These are called with the mutex held.
   void* system_allocate(int64_t bytes);
+  void free_cached();
+  [[noreturn]] void fail(int64_t bytes) const;
 
   mutable std::mutex mutex_;
   std::map<int64_t, std::vector<void*>> free_blocks_;  // by block size

@@ -202,15 +202,6 @@ class HeaderParser : public nlohmann::json_sax<Json> {
   std::set<std::string> fields_;           // of the current tensor
 };
 
-/// Bytes of such a tensor; nothing when they, or the strides of its axes, go beyond 64 bits.
-std::optional<int64_t> byte_size(const Shape& shape, DType dtype) {
-  int64_t bytes = size_bytes(dtype);
-  for (int axis = 0; axis < shape.rank(); ++axis) {
-    if (__builtin_mul_overflow(bytes, std::max<int64_t>(1, shape[axis]), &bytes)) return std::nullopt;
-  }
-  return shape.elements() == 0 ? 0 : bytes;
-}
-
 /// Sorts entries by their place in the data and checks that they cover it from 0 without hole or overlap.
 /// Returns where the last one ends.
 int64_t check_layout(const std::string& where, std::vector<Entry>& entries) {

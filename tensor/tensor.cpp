@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -69,9 +70,19 @@ void for_each_row(const Tensor& a, const Tensor& b, const F& f) {
 
 }  // namespace
 
+std::optional<int64_t> byte_size(const Shape& shape, DType dtype) {
+  int64_t bytes = size_bytes(dtype);
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(1, shape[axis]), &bytes)) return std::nullopt;
+  }
+  return shape.elements() == 0 ? 0 : bytes;
+}
+
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  const std::optional<int64_t> bytes = byte_size(shape, dtype);
+  check(bytes.has_value(), "[tensor] a tensor of shape ", shape, " is too large for any memory");
   Tensor tensor;
-  tensor.storage_ = std::make_shared<Storage>(shape.elements() * size_bytes(dtype), device);
+  tensor.storage_ = std::make_shared<Storage>(*bytes, device);
   tensor.shape_ = shape;
   tensor.strides_ = contiguous_strides(shape);
   tensor.dtype_ = dtype;

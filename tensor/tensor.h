@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tensor/device.h"
@@ -12,6 +13,9 @@
 #include "tensor/shape.h"
 
 namespace mixgrad {
+
+/// Bytes of a contiguous tensor; nothing when they, or the strides of its axes, go beyond 64 bits.
+std::optional<int64_t> byte_size(const Shape& shape, DType dtype);
 
 /// A handle on shared storage: copying a Tensor copies the handle, clone() copies the values.
 ///

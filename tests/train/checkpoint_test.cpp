@@ -281,7 +281,7 @@ TEST_CASE("train/checkpoint: a save that fails says why and leaves the one befor
 
 /// What the child of the next test does until it is killed: each step is saved twice, so that replacing is
 /// interrupted too.
-[[noreturn]] void save_forever(const fs::path& run_dir, int64_t step) {
+[[noreturn]] void save_forever(const fs::path& run_dir, int64_t step) noexcept {
   for (;; ++step) {
     save_checkpoint(run_dir, checkpoint_of(step));
     save_checkpoint(run_dir, checkpoint_of(step, 0.5));
@@ -304,7 +304,8 @@ TEST_CASE("train/checkpoint: a kill at any moment leaves a whole checkpoint") {
     ::kill(child, SIGKILL);
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFSIGNALED(status));  // it did not end by an error of its own
+    REQUIRE(WIFSIGNALED(status));
+    REQUIRE(WTERMSIG(status) == SIGKILL);  // it did not end by an error of its own
 
     const std::vector<std::string> names = names_in(run.path());
     interrupted += std::any_of(names.begin(), names.end(), [](const std::string& name) {
