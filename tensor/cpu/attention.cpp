@@ -310,7 +310,8 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
 
 namespace {
 
-/// What both passes of backward read. maximum, inverse_sum, delta [B, H, Tq].
+/// What both passes of backward read: the operands and, for each row [B, H, Tq],
+///   P = inverse_sum exp(score - maximum),  dS = slope exp(score - maximum) (d_o v^T - delta).
 template <class T>
 struct Saved {
   const AttentionShape& shape;
@@ -318,6 +319,7 @@ struct Saved {
   Heads<const T> q, k, v, d_o;
   const T* maximum;
   const T* inverse_sum;
+  const T* slope;
   const T* delta;
 
   int64_t row(int64_t batch, int64_t head, int64_t query) const {
@@ -325,18 +327,21 @@ struct Saved {
   }
 };
 
-/// delta = d_o . o
+/// delta = d_o . o; slope = inverse_sum, but 0 where a query sees one key: it has all the weight whatever its
+/// score, and rounding in d_o v^T - delta must not say otherwise.
 template <class T>
-void statistics(const AttentionShape& s, Heads<const T> o, Heads<const T> d_o, const T* sum, T* inverse_sum,
-                T* delta) {
+void statistics(const AttentionShape& s, const Visibility& visible, Heads<const T> o, Heads<const T> d_o,
+                const T* sum, T* inverse_sum, T* slope, T* delta) {
   for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
     const Rows<const T> o_rows = rows_of(o, task.batch, task.first, task.head);
     const Rows<const T> d_o_rows = rows_of(d_o, task.batch, task.first, task.head);
-    const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first;
     for (int64_t i = 0; i < task.rows; ++i) {
+      const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first + i;
+      const Range seen = visible.keys_of(task.batch, task.first + i);
       const T *const a = o_rows.row(i), *const b = d_o_rows.row(i);
-      inverse_sum[row + i] = inverse(sum[row + i]);
-      delta[row + i] = row_sum<T>(o_rows.width, [=](int64_t c) { return a[c] * b[c]; });
+      inverse_sum[row] = inverse(sum[row]);
+      slope[row] = seen.end - seen.begin == 1 ? T(0) : inverse_sum[row];
+      delta[row] = row_sum<T>(o_rows.width, [=](int64_t c) { return a[c] * b[c]; });
     }
   });
 }
@@ -363,10 +368,10 @@ void backward_queries(const Saved<T>& saved, Heads<T> dq) {
       for_each_seen(tile, scores, [&](int64_t i, int64_t begin, int64_t end) {
         const T* const score = scores + i * tile_columns;
         T* const ds = dp + i * tile_columns;
-        const T maximum = saved.maximum[row + i], factor = saved.inverse_sum[row + i];
+        const T maximum = saved.maximum[row + i], slope = saved.slope[row + i];
         const T delta = saved.delta[row + i];
         for (int64_t j = begin; j < end; ++j) {
-          ds[j] = factor * vector_exp(score[j] - maximum) * (ds[j] - delta);
+          ds[j] = slope * vector_exp(score[j] - maximum) * (ds[j] - delta);
         }
       });
       add_seen(tile, T(s.scale), dp, k, dq_rows);
@@ -398,7 +403,8 @@ void backward_keys(const Saved<T>& saved, Heads<T> dk, Heads<T> dv) {
         const Rows<const T> d_o = rows_of(saved.d_o, task.batch, query, head);
         const int64_t column = saved.row(task.batch, head, query);
         const T* const maximum = saved.maximum + column;
-        const T* const factor = saved.inverse_sum + column;
+        const T* const inverse_sum = saved.inverse_sum + column;
+        const T* const slope = saved.slope + column;
         const T* const delta = saved.delta + column;
         dot_seen(tile, T(s.scale), k, q, p);
         dot_seen(tile, T(1), v, d_o, dp);
@@ -406,8 +412,9 @@ void backward_keys(const Saved<T>& saved, Heads<T> dk, Heads<T> dv) {
           T* const score = p + j * tile_columns;
           T* const ds = dp + j * tile_columns;
           for (int64_t i = begin; i < end; ++i) {
-            score[i] = factor[i] * vector_exp(score[i] - maximum[i]);
-            ds[i] = score[i] * (ds[i] - delta[i]);
+            const T e = vector_exp(score[i] - maximum[i]);
+            score[i] = inverse_sum[i] * e;
+            ds[i] = slope[i] * e * (ds[i] - delta[i]);
           }
         });
         add_seen(tile, T(1), p, d_o, dv_rows);
@@ -426,10 +433,10 @@ void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<co
                         Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
   const Visibility visible(s, key_mask);
   const int64_t rows = s.batch * s.heads * s.queries;
-  Scratch<T> inverse_sum(rows), delta(rows);
+  Scratch<T> inverse_sum(rows), slope(rows), delta(rows);
   Scratch<T> k_copy(visible.copy_elements(s.key_dim)), v_copy(visible.copy_elements(s.value_dim));
   Scratch<T> dk_copy(visible.copy_elements(s.key_dim)), dv_copy(visible.copy_elements(s.value_dim));
-  statistics(s, o, d_o, sum, inverse_sum.data(), delta.data());
+  statistics(s, visible, o, d_o, sum, inverse_sum.data(), slope.data(), delta.data());
 
   const Saved<T> saved{.shape = s,
                        .visible = visible,
@@ -439,6 +446,7 @@ void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<co
                        .d_o = d_o,
                        .maximum = maximum,
                        .inverse_sum = inverse_sum.data(),
+                       .slope = slope.data(),
                        .delta = delta.data()};
   const Heads<T> dk_kept = visible.kept(dk, dk_copy.data());
   const Heads<T> dv_kept = visible.kept(dv, dv_copy.data());
