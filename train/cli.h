@@ -5,16 +5,16 @@
 
 namespace mixgrad {
 
-/// Parses the command line (and the config file that it names). Every complaint becomes a UsageError of one line;
-/// an unknown option or config key is answered with the nearest known one. Returns false when --help or --version
-/// was asked for and printed.
+/// Parses the command line and the config file that it names (a file of key = value lines, # comments; the
+/// command line wins). Every complaint becomes a UsageError of one line; an unknown option or key is answered
+/// with the nearest known one. Returns false when --help or --version was asked for and printed.
 bool parse(CLI::App& app, int argc, char** argv);
 
 /// Adds --version, which prints the version, compiler, and libraries of this build.
 void add_version(CLI::App& app);
 
-/// Runs a program's body. What it throws is printed as one line on stderr; returns the exit code: the body's own,
-/// 2 for a UsageError, 1 for any other failure.
+/// Runs a program's body. What it throws is printed as one line on stderr; returns the exit code: the body's
+/// own, 2 for a UsageError, 1 for any other failure, also when standard output could not be written.
 int run_program(int argc, char** argv, int (*body)(int argc, char** argv));
 
 }  // namespace mixgrad
