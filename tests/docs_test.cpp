@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/mixer.h"
 #include "tests/train/scratch_files.h"
 
 namespace {
@@ -306,6 +307,17 @@ TEST_CASE("docs/pages: every file that is named is there") {
   CHECK_FALSE(claims_to_be_a_path("metrics.csv"));
   CHECK_FALSE(is_there("tensor/no_such_folder"));
   CHECK_FALSE(is_there("no_such_file.h"));
+}
+
+TEST_CASE("docs/pages: a mixer's page lists its options with their defaults") {
+  for (const mixgrad::MixerKind& kind : mixgrad::mixer_kinds()) {
+    const fs::path page = root / "nn/mixers" / kind.name / (kind.name + ".md");
+    const std::string text = mixgrad::file_bytes(page);
+    for (const mixgrad::MixerOption& option : kind.options) {
+      const std::string row = mixgrad::str("\n| `", option.name, "` | ", option.default_value, " | ");
+      CHECK_MESSAGE(mixgrad::contains(text, row), page.string(), " has no row:", row);
+    }
+  }
 }
 
 TEST_CASE("docs/pages: every command can be typed") {
