@@ -4,6 +4,7 @@
 
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/gma.h"
+#include "autograd/ops/gmm.h"
 #include "autograd/ops/norm.h"
 
 namespace mixgrad {
@@ -82,7 +83,8 @@ Variable Gma::mix(const MixerInput& input) {
     normaliser = Variable(input.state->tensors[1]);
   }
   const Recurrence read =
-      gma(q, k, v, mean_, omega_, alpha_, {.causal = input.causal}, input.key_mask, slots, normaliser);
+      gma(q, k, v, mean_, omega_, alpha_, {.causal = input.causal, .final_state = input.state != nullptr},
+          input.key_mask, slots, normaliser);
   if (input.state != nullptr) {
     input.state->tensors = {read.state.value(), read.normaliser.value()};
     input.state->position += input.x.shape()[1];
@@ -103,7 +105,7 @@ MixerKind gma_mixer() {
       .options = {{"components", 64, 1, 1 << 16, true, "Gaussians per head: K"},
                   {"routing", 16, 1, 1 << 16, true, "size of the routing vectors: dr"},
                   {"normalise", 1, 0, 1, true, "1: routing vectors have root mean square 1; 0: as they are"},
-                  {"temperature", 2, 1e-3, 1e3, false,
+                  {"sharpness", 2, 1e-3, 1e3, false,
                    "spread of the scores at the start; larger is more peaked"}},
       .check_options = "components=5,routing=3",
       .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
