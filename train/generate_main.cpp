@@ -32,14 +32,14 @@ class CharacterStream {
 };
 
 int run(int argc, char** argv) {
-  std::string model_path = "runs/latest", prompt = "\n", device = "auto";
+  std::string model_path = "runs/latest", prompt, device = "auto";
   uint64_t seed = 1;
-  int threads = 0;
+  int64_t threads = 0;
   SamplingOptions sampling;
   CLI::App app("Continues a prompt with a model that `train` made.", "generate");
   app.option_defaults()->always_capture_default();
   app.add_option("--model", model_path, "A run's folder, or one of its checkpoints");
-  app.add_option("--prompt", prompt, "Text to continue; it is printed first");
+  app.add_option("--prompt", prompt, "Text to continue, printed first; without one, a new line begins");
   app.add_option("--tokens", sampling.tokens, "How many tokens to generate");
   app.add_option("--temperature", sampling.temperature, "0: always the most probable token");
   app.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all");
@@ -49,11 +49,12 @@ int run(int argc, char** argv) {
   add_version(app);
   if (!parse(app, argc, argv)) return 0;
   sampling.validate();
-  check_usage(threads >= 0 && threads <= 4096, "[options] --threads ", threads, "; allowed: 0 to 4096");
-  if (threads > 0) set_thread_count(threads);
+  check_usage(threads >= 0 && threads <= 4096, "[options] --threads: ", threads, "; allowed: 0 to 4096");
+  if (threads > 0) set_thread_count(static_cast<int>(threads));
 
   const SavedModel saved = load_model(model_path, parse_device(device));
-  const std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
+  std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
+  if (ids.empty()) ids = {opening_token(saved.tokenizer)};
   Generator generator(seed, Stream::sampling);
   CharacterStream out;
   out.put(prompt);

@@ -5,11 +5,24 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "nn/mixer.h"
 #include "train/cli.h"
 
 namespace mixgrad {
 
 namespace {
+
+/// The mixers that a pattern can name and their options, for --help.
+std::string mixers_help() {
+  std::string text = "Mixers, with the defaults of their options:\n";
+  for (const MixerKind& kind : mixer_kinds()) {
+    text += str("  ", kind.name, ": ", kind.summary, "\n");
+    for (const MixerOption& option : kind.options) {
+      text += str("    ", option.name, "=", option.default_value, "  ", option.help, "\n");
+    }
+  }
+  return text;
+}
 
 /// Declares every option once: its name, where its value goes, and what it means.
 void declare(CLI::App& app, TrainOptions& o) {
@@ -25,8 +38,9 @@ void declare(CLI::App& app, TrainOptions& o) {
   data(app.add_option("--train-fraction", o.train_fraction,
                       "First part of the text that is trained on; the rest validates"));
 
-  model(app.add_option("--pattern,--mixer", o.model.pattern,
-                       "Mixers by layer, repeated to fill them: gma, sdpa, \"gma(components=32)*3,sdpa\""));
+  model(app.add_option(
+      "--pattern,--mixer", o.model.pattern,
+      "Mixers by layer, repeated to fill them, see below: gma, or \"gma(components=32)*3,sdpa\""));
   model(app.add_option("--layers", o.model.layers, "Blocks"));
   model(app.add_option("--heads", o.model.heads, "Heads of each mixer; a divisor of the width"));
   model(app.add_option("--width", o.model.width, "Width of the residual stream"));
@@ -43,10 +57,10 @@ void declare(CLI::App& app, TrainOptions& o) {
   optimisation(app.add_option("--batch", o.batch, "Sequences in a forward pass"));
   optimisation(app.add_option("--accumulate", o.accumulate, "Forward and backward passes in a step"));
   optimisation(app.add_option("--steps", o.steps, "Optimiser steps, counted from the start of the run"));
-  optimisation(
-      app.add_option("--minutes", o.minutes,
-                     "Above 0: only as many steps as take about so long, measured on the first ones"));
-  optimisation(app.add_option("--lr", o.learning_rate, "Peak learning rate"));
+  optimisation(app.add_option("--minutes", o.minutes,
+                              "Above 0: as many steps as the whole run takes about so long with, at most "
+                              "--steps if that is given"));
+  optimisation(app.add_option("--lr,--learning-rate", o.learning_rate, "Peak learning rate"));
   optimisation(
       app.add_option("--min-lr", o.min_learning_rate, "Learning rate at the end; -1: a tenth of --lr"));
   optimisation(app.add_option("--warmup", o.warmup, "Steps until the peak"));
@@ -73,6 +87,7 @@ void declare(CLI::App& app, TrainOptions& o) {
   running(app.add_option("--threads", o.threads, "0: all that the machine has"));
   app.set_config("--config", "", "File of key = value lines; the command line wins");
   add_version(app);
+  app.footer(mixers_help());
 }
 
 /// The options in a run's run.json, as arguments; those that the given line already says are left out.
@@ -80,7 +95,7 @@ std::vector<std::string> stored_arguments(const std::filesystem::path& run,
                                           const std::set<std::string>& said) {
   const std::filesystem::path path = run / "run.json";
   std::ifstream file(path);
-  check(file.good(), "[resume] no run to resume: '", path.string(), "' can't be read");
+  check_usage(file.good(), "[resume] no run to resume: '", path.string(), "' can't be read");
   const nlohmann::json stored = nlohmann::json::parse(file, nullptr, false);
   check(stored.is_object() && stored.contains("options") && stored["options"].is_object(), "[resume] '",
         path.string(), "' is damaged");
@@ -105,12 +120,13 @@ bool parse_line(const std::vector<std::string>& arguments, TrainOptions& options
   return true;
 }
 
-void check_at_least(const char* option, int64_t value, int64_t minimum) {
-  check_usage(value >= minimum, "[options] --", option, " ", value, "; allowed: ", minimum, " or more");
+void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum) {
+  check_usage(value >= minimum && value <= maximum, "[options] --", option, ": ", value,
+              "; allowed: ", minimum, " to ", maximum);
 }
 
 void check_number(const char* option, double value, double minimum, double maximum) {
-  check_usage(std::isfinite(value) && value >= minimum && value <= maximum, "[options] --", option, " ",
+  check_usage(std::isfinite(value) && value >= minimum && value <= maximum, "[options] --", option, ": ",
               value, "; allowed: ", minimum, " to ", maximum);
 }
 
@@ -126,6 +142,7 @@ bool parse_train_options(int argc, char** argv, TrainOptions& options) {
     options = TrainOptions{};
     parse_line(complete, options, said);
   }
+  if (options.minutes > 0 && !said.contains("steps")) options.steps = most_steps;
   options.validate();
   return true;
 }
@@ -138,31 +155,33 @@ CosineSchedule TrainOptions::schedule(int64_t total_steps) const {
 void TrainOptions::validate() const {
   check_usage(!data.empty(), "[options] --data is missing: the text to learn");
   check_number("train-fraction", train_fraction, 0.01, 0.99);
-  check_at_least("batch", batch, 1);
-  check_at_least("accumulate", accumulate, 1);
-  check_at_least("steps", steps, 1);
+  // Counts are bounded such that their products, tokens and bytes, stay within 64 bits.
+  check_count("batch", batch, 1, 1 << 20);
+  check_count("accumulate", accumulate, 1, 1 << 16);
+  check_count("steps", steps, 1, most_steps);
   check_number("minutes", minutes, 0, 1e6);
   check_number("lr", learning_rate, 0, 1e9);
   check_usage(min_learning_rate == -1 || (min_learning_rate >= 0 && min_learning_rate <= learning_rate),
-              "[options] --min-lr ", min_learning_rate, "; allowed: 0 to --lr ", learning_rate, ", or -1");
-  check_at_least("warmup", warmup, 0);
+              "[options] --min-lr: ", min_learning_rate, "; allowed: 0 to --lr ", learning_rate,
+              ", or -1: a tenth of it");
+  check_count("warmup", warmup, 0, most_steps);
   check_number("beta1", adamw.beta1, 0, 0.9999999);
   check_number("beta2", adamw.beta2, 0, 0.9999999);
   check_number("weight-decay", adamw.weight_decay, 0, 1e3);
   check_number("clip", clip, 0, 1e9);
-  check_at_least("eval-every", eval_every, 1);
-  check_at_least("eval-batches", eval_batches, 0);
-  check_at_least("checkpoint-every", checkpoint_every, 1);
-  check_at_least("sample-every", sample_every, 0);
-  check_at_least("log-every", log_every, 1);
-  check_usage(threads >= 0 && threads <= 4096, "[options] --threads ", threads, "; allowed: 0 to 4096");
+  check_count("eval-every", eval_every, 1, most_steps);
+  check_count("eval-batches", eval_batches, 0, most_steps);
+  check_count("checkpoint-every", checkpoint_every, 1, most_steps);
+  check_count("sample-every", sample_every, 0, most_steps);
+  check_count("log-every", log_every, 1, most_steps);
+  check_count("threads", threads, 0, 4096);
   ModelConfig with_any_vocabulary = model;
   with_any_vocabulary.vocabulary = 1;  // the real one is known once the data is read
   with_any_vocabulary.validate();
 }
 
-nlohmann::json TrainOptions::effective() const {
-  return {{"data", data.string()},
+nlohmann::ordered_json TrainOptions::effective() const {
+  return {{"data", std::filesystem::absolute(data).lexically_normal().string()},
           {"tokenizer", tokenizer},
           {"train-fraction", train_fraction},
           {"pattern", model.pattern},

@@ -20,8 +20,8 @@ struct TrainOptions {
   // optimisation
   int64_t batch = 12;      // sequences in a forward pass
   int64_t accumulate = 1;  // forward and backward passes in a step
-  int64_t steps = 2000;
-  double minutes = 0;  // > 0: as many steps, up to `steps`, as take about so long
+  int64_t steps = 2000;    // counted from the start of the run
+  double minutes = 0;      // > 0: only as many steps as take about so long
   double learning_rate = 1e-3;
   double min_learning_rate = -1;  // -1: a tenth of learning_rate
   int64_t warmup = 100;
@@ -38,10 +38,11 @@ struct TrainOptions {
   std::filesystem::path out = "runs/latest";
   bool resume = false;
   std::string device = "auto";
-  int threads = 0;  // 0: as many as the machine has
+  int64_t threads = 0;  // 0: as many as the machine has
 
-  /// Every option as it was given or by its default, by the name that the command line knows it by.
-  nlohmann::json effective() const;
+  /// What makes the run what it is: the value of every option, by the name that the command line knows it by,
+  /// but of those that say where and how it is run (out, resume, config).
+  nlohmann::ordered_json effective() const;
 
   /// Tokens in one optimiser step.
   int64_t tokens_per_step() const { return batch * accumulate * model.context; }
@@ -51,9 +52,12 @@ struct TrainOptions {
   void validate() const;
 };
 
-/// Reads the command line; a config file named by --config is read first, so that the command line wins. With
-/// --resume, what neither says is as it was stored in the run's run.json. Returns false when --help or
-/// --version was printed. Throws UsageError.
+/// More steps than any run has: what --steps is where only --minutes was given.
+inline constexpr int64_t most_steps = 1'000'000'000;
+
+/// Reads the command line and the config file that it names; the command line wins. With --resume, what
+/// neither says is as it was stored in the run's run.json. Returns false when --help or --version was
+/// printed. Throws UsageError.
 bool parse_train_options(int argc, char** argv, TrainOptions& options);
 
 }  // namespace mixgrad

@@ -1,9 +1,10 @@
 #include "train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iomanip>
 #include <iostream>
 #include <sstream>
@@ -11,6 +12,16 @@
 #include "tensor/error.h"
 
 namespace mixgrad {
+
+namespace {
+
+/// Columns of the terminal; a longer line would wrap and could not be rewritten.
+size_t terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
 
 std::string duration_text(double seconds) {
   const auto whole = static_cast<int64_t>(std::llround(seconds));
@@ -21,41 +32,58 @@ std::string duration_text(double seconds) {
   return str(whole / 3600, " h ", two_digits(whole % 3600 / 60), " min");
 }
 
-std::string bytes_text(int64_t bytes) {
+std::string bytes_text(double bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
   int unit = 0;
-  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
   std::ostringstream out;
-  out << std::fixed << std::setprecision(unit == 0 ? 0 : 1) << value << ' ' << units[unit];
+  out << std::fixed << std::setprecision(unit == 0 ? 0 : 1) << bytes << ' ' << units[unit];
   return out.str();
 }
 
-Progress::Progress(int64_t log_every, int64_t total_steps)
-    : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) != 0), total_steps_(total_steps) {}
+Progress::Progress(int64_t log_every)
+    : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) != 0), start_(Clock::now()) {}
+
+void Progress::plan(int64_t done, int64_t total) {
+  first_step_ = done;
+  total_steps_ = total;
+  start_ = Clock::now();
+}
+
+/// By the clock, so that evaluations and checkpoints count.
+std::string Progress::remaining(int64_t step) const {
+  if (total_steps_ == 0 || step == first_step_) return "?";
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  return duration_text(seconds / static_cast<double>(step - first_step_) *
+                       static_cast<double>(total_steps_ - step));
+}
+
+std::string Progress::line(const MetricsRow& row) const {
+  const std::string total = total_steps_ > 0 ? str(total_steps_) : "?";
+  std::ostringstream line;
+  line << "step " << std::setw(static_cast<int>(std::max<size_t>(4, total.size()))) << row.step << '/'
+       << total << std::fixed << std::setprecision(4) << "  loss " << row.train_loss.value_or(NAN)
+       << std::scientific << std::setprecision(2) << "  lr " << row.learning_rate.value_or(NAN) << std::fixed
+       << "  norm " << std::setw(5) << row.grad_norm.value_or(NAN) << std::setprecision(1) << "  "
+       << std::setw(6) << row.step_ms.value_or(NAN) << " ms  " << std::setprecision(0) << std::setw(6)
+       << row.tokens_per_s.value_or(NAN) << " tokens/s  "
+       << bytes_text(static_cast<double>(row.peak_memory_bytes.value_or(0))) << "  eta "
+       << remaining(row.step);
+  if (row.val_loss) {
+    line << std::setprecision(4) << "  val loss " << *row.val_loss << "  bits/byte "
+         << row.val_bits_per_byte.value_or(NAN);
+  }
+  return line.str();
+}
 
 void Progress::show(const MetricsRow& row) {
-  const double step_ms = row.step_ms.value_or(0);
-  mean_step_ms_ = mean_step_ms_ == 0 ? step_ms : 0.95 * mean_step_ms_ + 0.05 * step_ms;
   const bool evaluated = row.val_loss.has_value();
-  if (!terminal_ && !evaluated && row.step % log_every_ != 0 && row.step != 1) return;
-
-  std::ostringstream line;
-  line << "step " << row.step << '/' << total_steps_ << std::fixed << std::setprecision(4) << "  loss "
-       << row.train_loss.value_or(NAN);
-  if (evaluated) {
-    line << "  val " << *row.val_loss << "  bits/byte " << row.val_bits_per_byte.value_or(NAN);
-  }
-  line << std::defaultfloat << std::setprecision(3) << "  lr " << row.learning_rate.value_or(NAN) << "  norm "
-       << row.grad_norm.value_or(NAN) << std::fixed << std::setprecision(1) << "  " << step_ms << " ms  "
-       << std::setprecision(0) << row.tokens_per_s.value_or(0) << " tokens/s  "
-       << bytes_text(row.peak_memory_bytes.value_or(0)) << "  eta "
-       << duration_text(static_cast<double>(total_steps_ - row.step) * mean_step_ms_ / 1000);
-  if (evaluated || !terminal_) {
-    say(line.str());
-  } else {
-    std::cout << "\r\033[K" << line.str() << std::flush;
+  const bool logged = evaluated || row.step == first_step_ + 1 || row.step % log_every_ == 0;
+  if (terminal_ && !evaluated) {
+    std::cout << "\r\033[K" << line(row).substr(0, terminal_columns() - 1) << std::flush;
     line_open_ = true;
+  } else if (logged) {
+    say(line(row));
   }
 }
 

@@ -27,4 +27,11 @@ SavedModel load_model(const std::filesystem::path& path, Device device) {
   return {tokenizer, std::move(model)};
 }
 
+int32_t opening_token(const Tokenizer& tokenizer) {
+  for (int32_t id = 0; id < tokenizer.vocabulary_size(); ++id) {
+    if (tokenizer.decode({&id, 1}) == "\n") return id;
+  }
+  return 0;
+}
+
 }  // namespace mixgrad

@@ -22,4 +22,7 @@ struct SavedModel {
 /// damaged or was not written by `train`.
 SavedModel load_model(const std::filesystem::path& path, Device device);
 
+/// What a text may begin after, where nothing else is said: the line end, or token 0 in a vocabulary without.
+int32_t opening_token(const Tokenizer& tokenizer);
+
 }  // namespace mixgrad

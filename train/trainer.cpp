@@ -4,8 +4,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "autograd/tape.h"
@@ -13,8 +11,11 @@
 #include "nn/mixers/gma/gma.h"
 #include "tensor/allocator.h"
 #include "tensor/cpu_info.h"
-#include "tensor/files.h"
+#include "tensor/dispatch.h"
+#include "tensor/kernels/optimizer.h"
+#include "train/atomic_file.h"
 #include "train/checkpoint.h"
+#include "train/memory.h"
 #include "train/plots.h"
 #include "train/saved_model.h"
 #include "train/signals.h"
@@ -30,14 +31,36 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int64_t timed_steps = 10;  // on which --minutes is based
+constexpr int64_t least_timed_steps = 10;  // on which --minutes is based
 constexpr int64_t sample_tokens = 400;
 constexpr int64_t excerpt_tokens = 64;
 
 /// Refuses, before anything is read, a folder that another run would be lost in.
-void check_folder(const TrainOptions& options) {
+const TrainOptions& checked(const TrainOptions& options) {
   check_usage(options.resume || !std::filesystem::exists(options.out / "run.json"), "[train] '",
               options.out.string(), "' already holds a run; go on with --resume or choose another --out");
+  return options;
+}
+
+Corpus read_corpus(const TrainOptions& options) {
+  const std::string text = read_text(options.data);
+  const auto crc = crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size());
+  const Tokenizer tokenizer = Tokenizer::make(options.tokenizer, text);
+  Split parts = split_tokens(tokenizer.encode(text), options.model.context, options.train_fraction);
+  return {tokenizer, std::move(parts), static_cast<uint32_t>(crc)};
+}
+
+ModelConfig model_config(const TrainOptions& options, const Tokenizer& tokenizer) {
+  ModelConfig config = options.model;
+  config.vocabulary = tokenizer.vocabulary_size();
+  return config.resolved();
+}
+
+void check_memory(const char* what, double needed_bytes) {
+  const int64_t available = available_memory_bytes();
+  check(needed_bytes <= static_cast<double>(available), "[memory] ", what, " about ",
+        bytes_text(needed_bytes), ", ", bytes_text(available),
+        " are available; reduce --batch (--accumulate makes up for it), --context, --width or --layers");
 }
 
 void make_folder(const std::filesystem::path& folder) {
@@ -46,35 +69,57 @@ void make_folder(const std::filesystem::path& folder) {
   check(!error, "[train] cannot create '", folder.string(), "': ", error.message());
 }
 
+bool is_finite(const Tensor& tensor) {
+  bool finite = false;
+  dispatch(tensor, [&](auto device, auto type) {
+    finite = std::isfinite(sum_of_squares(device, tensor.elements(), tensor.data<decltype(type)>()));
+  });
+  return finite;
+}
+
+/// The options as a command line that gives the same run, folded into lines of about 100 columns.
+std::vector<std::string> command_lines(const TrainOptions& options) {
+  std::vector<std::string> lines;
+  const nlohmann::ordered_json effective = options.effective();
+  for (const auto& [name, value] : effective.items()) {
+    const std::string word =
+        str("--", name, "=", value.is_string() ? value.get<std::string>() : value.dump());
+    if (lines.empty() || lines.back().size() + word.size() > 90) {
+      lines.push_back(word);
+    } else {
+      lines.back() += " " + word;
+    }
+  }
+  return lines;
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainOptions& options)
-    : options_((check_folder(options), options)),
-      tokenizer_(Tokenizer::make("byte", "")),
+    : options_(checked(options)),
+      device_(parse_device(options.device)),
+      corpus_(read_corpus(options)),
+      config_(model_config(options, corpus_.tokenizer)),
+      metrics_path_(options.out / "metrics.csv"),
       dropout_(options.seed, Stream::dropout),
       total_steps_(options.steps),
-      progress_(options.log_every, options.steps) {
-  const Device device = parse_device(options_.device);
-  if (options_.threads > 0) set_thread_count(options_.threads);
-  const std::string text = read_text(options_.data);
-  data_checksum_ =
-      static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
-  tokenizer_ = Tokenizer::make(options_.tokenizer, text);
-  data_ = split_tokens(tokenizer_.encode(text), options_.model.context, options_.train_fraction);
-  ModelConfig config = options_.model;
-  config.vocabulary = tokenizer_.vocabulary_size();
-  config_ = config.resolved();
-
+      planned_(options.minutes == 0),
+      progress_(options.log_every) {
+  if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
+  check_memory("the model's parameters need at least", least_parameter_bytes(config_));
   Generator generator(options_.seed, Stream::parameters);
-  Initialiser initialiser(DType::float32, device, generator);
+  Initialiser initialiser(DType::float32, device_, generator);
   model_ = std::make_unique<LanguageModel>(config_, initialiser);
   parameters_ = model_->parameters();
   optimizer_ = std::make_unique<AdamW>(parameters_, options_.adamw);
+  step_bytes_ = estimate_step_bytes(*model_, options_.batch, config_.context);
+  check_memory("a training step needs", step_bytes_);
   if (options_.resume) load_newest_checkpoint();
 }
 
 nlohmann::json Trainer::identity() const {
-  return {{"data", {{"bytes_crc32", data_checksum_}, {"train_fraction", options_.train_fraction}}},
+  return {{"checksum of the data", corpus_.crc32},
+          {"train-fraction", options_.train_fraction},
           {"seed", std::to_string(options_.seed)},
           {"batch", options_.batch},
           {"accumulate", options_.accumulate}};
@@ -92,17 +137,20 @@ void Trainer::load_newest_checkpoint() {
           "; was it written by train?");
     return state[name];
   };
-  const std::string difference = first_difference(field("model").get<ModelConfig>(), config_);
-  check_usage(difference.empty(), "[resume] '", newest->string(), "' does not fit: ", difference,
-              " (checkpoint and this run)");
-  check_usage(Tokenizer::from_json(field("tokenizer")) == tokenizer_, "[resume] '", newest->string(),
-              "' does not fit: it has another tokenizer or vocabulary");
-  const nlohmann::json mine = identity();
-  for (const auto& [name, value] : mine.items()) {
-    const nlohmann::json& theirs = field("identity").value(name, nlohmann::json());
-    check_usage(theirs == value, "[resume] '", newest->string(), "' does not fit: ", name, " ", theirs.dump(),
-                " and ", value.dump(), " (checkpoint and this run)");
+  const auto require_same = [&](bool same, const auto&... difference) {
+    check_usage(same, "[resume] '", newest->string(), "' does not fit: ", difference...,
+                " (in the checkpoint and in this run)");
+  };
+  const auto saved_tokenizer = Tokenizer::from_json(field("tokenizer"));
+  require_same(saved_tokenizer.kind() == corpus_.tokenizer.kind(), "tokenizer ", saved_tokenizer.kind(),
+               " and ", corpus_.tokenizer.kind());
+  const nlohmann::json wanted = identity();
+  for (const auto& [name, mine] : wanted.items()) {
+    const nlohmann::json saved = field("identity").value(name, nlohmann::json());
+    require_same(saved == mine, name, " ", saved.dump(), " and ", mine.dump());
   }
+  const std::string difference = first_difference(field("model").get<ModelConfig>(), config_);
+  require_same(difference.empty(), difference);
 
   NamedTensors values = named_values(*model_);
   load_parameters(checkpoint.model, values);
@@ -112,39 +160,57 @@ void Trainer::load_newest_checkpoint() {
   optimizer_->set_steps(step_);
   dropout_ =
       Generator(options_.seed, Stream::dropout, std::stoull(field("dropout_position").get<std::string>()));
-  // A number of steps that was derived from --minutes stays, so that the schedule does.
-  if (options_.minutes > 0) total_steps_ = std::min(total_steps_, field("total_steps").get<int64_t>());
-  progress_.set_total(total_steps_);
+  // Steps that were derived from --minutes stay, so that the schedule does, unless other ones are asked for.
+  const nlohmann::json& plan = field("plan");
+  if (plan.at("minutes") == options_.minutes && plan.at("steps") == options_.steps) {
+    total_steps_ = plan.at("total_steps");
+    planned_ = plan.at("final");
+  }
+}
+
+std::string Trainer::saved_checkpoint_text() const {
+  return saved_step_ < 0 ? "no checkpoint was made yet"
+                         : str("the checkpoint of step ", saved_step_, " is intact");
+}
+
+nlohmann::ordered_json Trainer::derived_numbers() const {
+  const double flops = 3 * model_->flops_per_token(config_.context);  // forward 1, backward 2
+  return {{"parameters", model_->parameter_count()},
+          {"train_tokens", corpus_.parts.train.size()},
+          {"validation_tokens", corpus_.parts.validation.size()},
+          {"tokens_per_step", options_.tokens_per_step()},
+          {"flops_per_step", flops * static_cast<double>(options_.tokens_per_step())},
+          {"step_memory_bytes", static_cast<int64_t>(step_bytes_)},
+          {"total_steps", planned_ ? nlohmann::ordered_json(total_steps_) : nullptr},
+          {"threads", thread_count()}};
 }
 
 void Trainer::write_run_file() const {
-  const nlohmann::json run = {
-      {"program", str("mixgrad ", MIXGRAD_VERSION)},
-      {"options", options_.effective()},
-      {"model", config_},
-      {"derived",
-       {{"parameters", model_->parameter_count()},
-        {"tokens_per_step", options_.tokens_per_step()},
-        {"train_tokens", data_.train.size()},
-        {"validation_tokens", data_.validation.size()},
-        {"flops_per_step", 3 * model_->flops_per_token(config_.context) * options_.tokens_per_step()},
-        {"threads", thread_count()}}}};
-  const std::string text = run.dump(2) + "\n";
-  FileWriter file(options_.out / "run.json");
-  file.write(text.data(), static_cast<int64_t>(text.size()));
-  file.finish();
+  const nlohmann::ordered_json run = {{"program", str("mixgrad ", MIXGRAD_VERSION)},
+                                      {"options", options_.effective()},
+                                      {"model", nlohmann::json(config_)},
+                                      {"derived", derived_numbers()}};
+  write_file_atomically(options_.out / "run.json", run.dump(2) + "\n");
 }
 
 void Trainer::announce() {
-  progress_.say(str("data      ", options_.data.string(), ": ", data_.train.size(), " tokens to train on, ",
-                    data_.validation.size(), " to validate, vocabulary ", config_.vocabulary, " (",
-                    tokenizer_.kind(), ")"));
-  progress_.say(str("model     ", config_.layers, " layers, ", config_.heads, " heads, width ", config_.width,
-                    ", context ", config_.context, ", ", model_->parameter_count(), " parameters"));
-  progress_.say(str("mixers    ", config_.pattern, "; positions ", config_.positions));
-  progress_.say(str("training  ", total_steps_, " steps of ", options_.tokens_per_step(), " tokens, seed ",
-                    options_.seed, ", ", thread_count(), " threads; run folder ", options_.out.string()));
-  if (step_ > 0) progress_.say(str("resumed   behind step ", step_));
+  const auto line = [&](const char* title, const auto&... parts) {
+    const std::string name = title;
+    progress_.say(str(name, std::string(10 - name.size(), ' '), parts...));
+  };
+  const nlohmann::ordered_json derived = derived_numbers();
+  line("data", options_.data.string(), ": ", corpus_.parts.train.size(), " tokens to train on, ",
+       corpus_.parts.validation.size(), " to validate, a vocabulary of ", config_.vocabulary, " (",
+       corpus_.tokenizer.kind(), ")");
+  line("model", model_->parameter_count(), " parameters: ", config_.pattern, ", positions ",
+       config_.positions);
+  line("step", options_.tokens_per_step(), " tokens, ", derived["flops_per_step"].get<double>() / 1e9,
+       " GFLOP, about ", bytes_text(step_bytes_), " of memory (", bytes_text(available_memory_bytes()),
+       " available)");
+  for (const std::string& words : command_lines(options_)) line("options", words);
+  line("run", planned_ ? str(total_steps_, " steps") : str("about ", options_.minutes, " minutes"), " on ",
+       device_, ", ", thread_count(), " threads, into ", options_.out.string());
+  if (step_ > 0) line("resumed", "after step ", step_);
 }
 
 MetricsRow Trainer::train_step() {
@@ -152,21 +218,20 @@ MetricsRow Trainer::train_step() {
   double loss = 0;
   model_->zero_grad();
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const Batch batch = sample_batch(data_.train, options_.batch, config_.context, options_.seed,
+    const Batch batch = sample_batch(corpus_.parts.train, options_.batch, config_.context, options_.seed,
                                      step_ * options_.accumulate + micro);
     const Shape shape{batch.rows, batch.length};
     const Variable batch_loss =
         model_->loss(Tensor::from(batch.inputs, shape), Tensor::from(batch.targets, shape), &dropout_);
     const double share = 1.0 / static_cast<double>(options_.accumulate);
     loss += share * batch_loss.value().item();
-    backward({batch_loss}, {Tensor::full({}, share, batch_loss.dtype(), batch_loss.value().device())});
+    backward({batch_loss}, {Tensor::full({}, share, batch_loss.dtype(), device_)});
   }
   const double norm = gradient_norm(parameters_);
   const double rate = options_.schedule(total_steps_).rate(step_);
   check(std::isfinite(loss) && std::isfinite(norm), "[train] step ", step_ + 1, ": loss ", loss,
-        ", gradient norm ", norm, ", learning rate ", rate, "; stopped before the update",
-        saved_step_ >= 0 ? str(", the checkpoint of step ", saved_step_, " is intact")
-                         : std::string(", no checkpoint was made yet"));
+        ", gradient norm ", norm, ", learning rate ", rate, "; stopped before the update, ",
+        saved_checkpoint_text());
   optimizer_->step(rate, clip_scale(norm, options_.clip));
   ++step_;
 
@@ -179,28 +244,85 @@ MetricsRow Trainer::train_step() {
   row.grad_norm = norm;
   row.step_ms = 1000 * seconds;
   row.tokens_per_s = static_cast<double>(options_.tokens_per_step()) / seconds;
-  row.peak_memory_bytes = Allocator::of(Device{}).stats().peak_bytes;
+  row.peak_memory_bytes = Allocator::of(device_).stats().peak_bytes;
   return row;
 }
 
-void Trainer::plan_steps(double seconds_per_step) {
-  const auto affordable = static_cast<int64_t>(60 * options_.minutes / seconds_per_step);
-  total_steps_ = std::min(options_.steps, std::max(step_, affordable));
-  progress_.set_total(total_steps_);
-  progress_.say(str("planned   ", total_steps_, " steps of ", duration_text(seconds_per_step), " for ",
-                    options_.minutes, " minutes"));
+/// Turns --minutes into steps, once enough of them have been timed: such that the whole run, with its
+/// evaluations and from its start on, takes that time.
+void Trainer::plan_steps(double step_seconds) {
+  const double budget = 60 * options_.minutes;
+  ++timed_steps_;
+  if (timed_steps_ > 1) timed_seconds_ += step_seconds;  // the first one allocates: it is not typical
+  if (timed_steps_ < least_timed_steps || timed_seconds_ < std::min(5.0, budget / 50)) return;
+
+  const double step = timed_seconds_ / static_cast<double>(timed_steps_ - 1);
+  const double evaluation = evaluation_seconds();
+  if (interrupt() != 0) return;
+  const double left = budget - seconds_since(start_) - evaluation;  // one at the end
+  const double step_and_share = step + evaluation / static_cast<double>(options_.eval_every);
+  const auto affordable = static_cast<int64_t>(std::max(0.0, left) / step_and_share);
+  total_steps_ = std::min(options_.steps, step_ + affordable);
+  planned_ = true;
+  progress_.plan(step_, total_steps_);
+  progress_.say(str("planned   ", total_steps_, " steps for ", options_.minutes, " minutes: ",
+                    duration_text(step), " a step, ", duration_text(evaluation), " an evaluation"));
+  write_run_file();
+}
+
+/// What an evaluation takes, from a few of its batches.
+double Trainer::evaluation_seconds() {
+  const EvaluationBatches batches(corpus_.parts.validation, options_.batch, config_.context);
+  const int64_t wanted = options_.eval_batches > 0 ? options_.eval_batches : batches.size();
+  const int64_t all = std::min(wanted, batches.size());
+  const int64_t timed = std::min<int64_t>(all, 4);
+  evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, 1);  // allocates
+  const Clock::time_point start = Clock::now();
+  evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, timed);
+  return seconds_since(start) * static_cast<double>(all) / static_cast<double>(timed);
+}
+
+/// Empty cells stay when an interrupt arrives on the way.
+void Trainer::evaluate_into(MetricsRow& row) {
+  const auto evaluation =
+      evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, options_.eval_batches);
+  if (!evaluation) return;
+  check(std::isfinite(evaluation->nats_per_token), "[train] step ", step_, ": validation loss ",
+        evaluation->nats_per_token, ", learning rate ", row.learning_rate.value_or(0), "; stopped, ",
+        saved_checkpoint_text());
+  last_evaluation_ = evaluation;
+  row.val_loss = evaluation->nats_per_token;
+  row.val_bits_per_byte = evaluation->bits_per_byte;
+}
+
+/// A run that was interrupted in an evaluation makes up for it when it is resumed, so that its rows are those
+/// of an uninterrupted one.
+void Trainer::make_up_evaluation() {
+  const std::vector<MetricsRow> rows = MetricsFile::read(metrics_path_);
+  if (rows.empty() || rows.back().step != step_ || rows.back().val_loss || !due(options_.eval_every)) return;
+  MetricsRow row = rows.back();
+  evaluate_into(row);
+  MetricsFile::cut_back(metrics_path_, step_ - 1);
+  MetricsFile(metrics_path_).append(row);
 }
 
 void Trainer::save() {
   if (saved_step_ == step_) return;
-  NamedTensors values = named_values(*model_);
+  for (const Parameter& parameter : parameters_) {
+    check(is_finite(parameter.variable->value()), "[train] step ", step_, ": parameter ", parameter.name,
+          " is no longer finite; stopped, ", saved_checkpoint_text());
+  }
   save_checkpoint(options_.out, {.step = step_,
-                                 .model = values,
+                                 .model = named_values(*model_),
                                  .optimizer = optimizer_->state(),
                                  .state = {{"model", config_},
-                                           {"tokenizer", tokenizer_.to_json()},
+                                           {"tokenizer", corpus_.tokenizer.to_json()},
                                            {"identity", identity()},
-                                           {"total_steps", total_steps_},
+                                           {"plan",
+                                            {{"steps", options_.steps},
+                                             {"minutes", options_.minutes},
+                                             {"total_steps", total_steps_},
+                                             {"final", planned_}}},
                                            {"dropout_position", std::to_string(dropout_.position())}}});
   saved_step_ = step_;
 }
@@ -208,16 +330,16 @@ void Trainer::save() {
 void Trainer::sample() {
   Generator generator(options_.seed, Stream::sampling);
   std::vector<int32_t> drawn;
-  generate(*model_, {data_.train[0]}, {.tokens = sample_tokens, .temperature = 0.8}, generator,
-           [&](int32_t token) { drawn.push_back(token); });
-  progress_.say("sample    ----------------------------------------------------------------");
-  progress_.say(printable(tokenizer_.decode(drawn)));
-  progress_.say("--------------------------------------------------------------------------");
+  generate(*model_, {opening_token(corpus_.tokenizer)}, {.tokens = sample_tokens, .temperature = 0.8},
+           generator, [&](int32_t token) { drawn.push_back(token); });
+  progress_.say(str("---- sample after step ", step_, " ", std::string(50, '-')));
+  progress_.say(printable(corpus_.tokenizer.decode(drawn)));
+  progress_.say(std::string(74, '-'));
 }
 
 void Trainer::draw_pictures() {
   std::vector<LossPoint> train, validation;
-  for (const MetricsRow& row : MetricsFile::read(options_.out / "metrics.csv")) {
+  for (const MetricsRow& row : MetricsFile::read(metrics_path_)) {
     if (row.train_loss) train.push_back({row.step, *row.train_loss});
     if (row.val_loss) validation.push_back({row.step, *row.val_loss});
   }
@@ -228,9 +350,10 @@ void Trainer::draw_pictures() {
     auto* gma = dynamic_cast<Gma*>(&model_->mixer(layer));
     if (gma == nullptr) continue;
     const NoGrad no_grad;
-    const auto count =
-        std::min<int64_t>({excerpt_tokens, config_.context, static_cast<int64_t>(data_.validation.size())});
-    const std::vector<int32_t> excerpt(data_.validation.begin(), data_.validation.begin() + count);
+    const auto count = std::min<int64_t>(
+        {excerpt_tokens, config_.context, static_cast<int64_t>(corpus_.parts.validation.size())});
+    const std::vector<int32_t> excerpt(corpus_.parts.validation.begin(),
+                                       corpus_.parts.validation.begin() + count);
     const Tensor gamma =
         gma->key_responsibilities(model_->mixer_input(Tensor::from(excerpt, {1, count}), layer));
     Responsibilities picture;
@@ -239,61 +362,58 @@ void Trainer::draw_pictures() {
     picture.layer = layer;
     for (const double value : gamma.narrow(2, 0, 1).to_vector())
       picture.gamma.push_back(static_cast<float>(value));
-    for (const int32_t id : excerpt) picture.token_text.push_back(tokenizer_.decode({&id, 1}));
+    for (const int32_t id : excerpt) picture.token_text.push_back(corpus_.tokenizer.decode({&id, 1}));
     plot_responsibilities(options_.out / "responsibilities.png", picture);
     break;
   }
 }
 
+int Trainer::stop(int signal) {
+  save();
+  progress_.say(str("interrupted: step ", step_, " is saved in ", options_.out.string(),
+                    "; go on with --resume --out ", options_.out.string()));
+  return 128 + signal;
+}
+
 void Trainer::finish() {
   sample();
   draw_pictures();
+  if (!last_evaluation_) {  // nothing was left to do for this run
+    last_evaluation_ =
+        evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, options_.eval_batches);
+  }
   if (last_evaluation_) {
-    progress_.say(str("validation loss ", last_evaluation_->nats_per_token, " nats per token, ",
+    progress_.say(str("validation loss  ", last_evaluation_->nats_per_token, " nats per token, ",
                       last_evaluation_->bits_per_byte, " bits per byte, over ", last_evaluation_->tokens,
                       " tokens"));
   }
-  progress_.say(str("checkpoint      ", newest_checkpoint(options_.out).value_or(options_.out).string()));
-  progress_.say(str("metrics         ", (options_.out / "metrics.csv").string()));
-  for (const char* picture : {"loss.png", "responsibilities.png"}) {
-    if (std::filesystem::exists(options_.out / picture)) {
-      progress_.say(str("picture         ", (options_.out / picture).string()));
+  progress_.say(str("checkpoint       ", newest_checkpoint(options_.out).value_or(options_.out).string()));
+  for (const char* name : {"metrics.csv", "loss.png", "responsibilities.png"}) {
+    const std::filesystem::path path = options_.out / name;
+    const bool picture = path.extension() == ".png";
+    if (std::filesystem::exists(path)) {
+      progress_.say(str(picture ? "picture          " : "metrics          ", path.string()));
     }
   }
 }
 
 int Trainer::run() {
-  catch_interrupts();
   make_folder(options_.out);
   write_run_file();
-  MetricsFile::cut_back(options_.out / "metrics.csv", step_);
-  MetricsFile metrics(options_.out / "metrics.csv");
+  MetricsFile::cut_back(metrics_path_, step_);
+  if (step_ > 0) make_up_evaluation();
+  MetricsFile metrics(metrics_path_);
   announce();
+  progress_.plan(step_, planned_ ? total_steps_ : 0);
 
-  Clock::time_point second_step{};
-  for (int64_t done = 1; step_ < total_steps_; ++done) {
+  while (step_ < total_steps_) {
     MetricsRow row = train_step();
-    if (done == 1) second_step = Clock::now();  // the first step allocates: it is not typical
-    if (options_.minutes > 0 && step_ == timed_steps && done == timed_steps) {
-      plan_steps(seconds_since(second_step) / (timed_steps - 1));
-    }
-    if (due(options_.eval_every)) {
-      last_evaluation_ =
-          evaluate(*model_, tokenizer_, data_.validation, options_.batch, options_.eval_batches);
-      if (last_evaluation_) {
-        row.val_loss = last_evaluation_->nats_per_token;
-        row.val_bits_per_byte = last_evaluation_->bits_per_byte;
-      }
-    }
+    if (!planned_) plan_steps(*row.step_ms / 1000);
+    if (due(options_.eval_every)) evaluate_into(row);
     metrics.append(row);
     progress_.show(row);
-    const int signal = interrupt();
-    if (due(options_.checkpoint_every) || signal != 0) save();
-    if (signal != 0) {
-      progress_.say(
-          str("interrupted: step ", step_, " is saved in ", options_.out.string(), "; go on with --resume"));
-      return 128 + signal;
-    }
+    if (const int signal = interrupt(); signal != 0) return stop(signal);
+    if (due(options_.checkpoint_every)) save();
     if (options_.sample_every > 0 && step_ % options_.sample_every == 0 && step_ != total_steps_) sample();
   }
   finish();

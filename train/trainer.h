@@ -1,6 +1,7 @@
 // The training loop.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -14,6 +15,13 @@
 
 namespace mixgrad {
 
+/// A text as a run sees it.
+struct Corpus {
+  Tokenizer tokenizer;
+  Split parts;
+  uint32_t crc32;  // of the text's bytes: a resumed run must read the same
+};
+
 /// One run: from the options to a trained model in options.out, with everything that is written on the way.
 ///
 /// A run is a function of its options and its data: batches are drawn by step number, dropout by a generator
@@ -22,39 +30,50 @@ namespace mixgrad {
 class Trainer {
  public:
   /// Reads the data, builds the model, and with options.resume loads the newest checkpoint. Throws UsageError
-  /// or Error before anything is written when something does not fit.
+  /// or Error when something does not fit, or not into memory; nothing is written until run().
   explicit Trainer(const TrainOptions& options);
 
   /// Trains; returns the exit code: 0, or 130 / 143 after SIGINT / SIGTERM, with a checkpoint of the last
-  /// whole step. Throws Error when the loss is no longer finite; the checkpoints before stay.
+  /// whole step. Throws Error when numbers are no longer finite; the checkpoints before stay.
   int run();
 
  private:
-  /// Everything that must be the same for a checkpoint to fit this run.
+  /// What a checkpoint and this run must have in common, beyond the model and the tokenizer.
   nlohmann::json identity() const;
   void load_newest_checkpoint();
+  std::string saved_checkpoint_text() const;
+  nlohmann::ordered_json derived_numbers() const;
   void write_run_file() const;
   void announce();
 
   MetricsRow train_step();
-  void plan_steps(double seconds_per_step);
+  void plan_steps(double step_seconds);
+  double evaluation_seconds();
+  void evaluate_into(MetricsRow& row);
+  void make_up_evaluation();
   bool due(int64_t interval) const { return step_ % interval == 0 || step_ == total_steps_; }
   void save();
   void sample();
   void draw_pictures();
+  int stop(int signal);
   void finish();
 
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const TrainOptions options_;
-  Tokenizer tokenizer_;
-  uint32_t data_checksum_ = 0;
-  Split data_;
-  ModelConfig config_;
+  const Device device_;
+  const Corpus corpus_;
+  const ModelConfig config_;
+  const std::filesystem::path metrics_path_;
   Generator dropout_;
   std::unique_ptr<LanguageModel> model_;
   std::vector<Parameter> parameters_;
   std::unique_ptr<AdamW> optimizer_;
+  double step_bytes_ = 0;  // what a step needs beyond weights and moments, estimated
+  int64_t step_ = 0;       // whole steps done
   int64_t total_steps_;
-  int64_t step_ = 0;         // whole steps done
+  bool planned_;             // total_steps_ is final: --minutes has been turned into steps
+  int64_t timed_steps_ = 0;  // what that is based on
+  double timed_seconds_ = 0;
   int64_t saved_step_ = -1;  // the step of the newest checkpoint
   std::optional<Evaluation> last_evaluation_;
   Progress progress_;
