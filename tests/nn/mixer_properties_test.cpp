@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/ops/elementwise.h"
+#include "autograd/tape.h"
 #include "nn/mixer.h"
 #include "nn/mixers/gma/gma.h"
 
