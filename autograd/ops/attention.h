@@ -25,7 +25,8 @@ struct AttentionOptions {
 /// 0 are seen by no query, and nothing of them is read; undefined: none is masked.
 ///
 /// Saved for backward: q, k, v, o and two numbers a row [B, H, Tq]; the scores are never held at once. With n
-/// visible pairs of query and key, 2 B H n (dk + dv) FLOPs forward, twice to three times that backward.
+/// visible pairs of query and key, 2 B H n (dk + dv) FLOPs forward; 2 B H n (4 dk + 3 dv) backward, which
+/// computes the scores again, once for dq and once for dk and dv.
 /// Throws Error when shapes or types do not go together; UsageError when Hkv does not divide H, and for a
 /// window without causal.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const AttentionOptions& options,
