@@ -270,7 +270,7 @@ GradCheckResult check_gradients(const std::string& label, const GradCase& grad_c
                                 const GradCheckOptions& options) {
   try {
     return GradChecker(label, grad_case, options).check();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     GradCheckResult result;
     result.failures.push_back(str(label, ": ", error.what()));
     return result;

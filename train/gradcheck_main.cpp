@@ -6,6 +6,7 @@
 #include "autograd/gradcheck.h"
 #include "autograd/gradcheck_self_test.h"
 #include "train/cli.h"
+#include "train/golden.h"
 
 namespace mixgrad {
 
@@ -19,6 +20,7 @@ struct Request {
   std::string filter;
   std::string device = "cpu";
   std::string dtype = "f64";
+  std::string golden;
   int64_t seed = 1;
 };
 
@@ -114,10 +116,30 @@ int run_self_test(const std::vector<GradCaseGroup>& groups, const GradCheckOptio
   return result.missed.empty() ? 0 : 1;
 }
 
+int run_golden(const std::string& folder, const GoldenOptions& options) {
+  const GoldenResult result = check_golden(folder, options);
+  int64_t files = 0;
+  for (const auto& [name, op] : result.ops) {
+    files += op.files;
+    std::cout << std::left << std::setw(24) << name << std::right << std::setw(4) << op.files
+              << " files, of the tolerance used:" << std::setprecision(2);
+    for (const auto& [dtype, used] : op.tolerance_used) std::cout << ' ' << used << " in " << dtype;
+    std::cout << '\n';
+  }
+  for (const std::string& failure : result.failures) std::cout << "FAILED  " << failure << '\n';
+  std::vector<std::string> not_covered;
+  for (const auto& [name, count] : result.not_covered) not_covered.push_back(str(name, " (", count, ")"));
+  if (!not_covered.empty()) std::cout << "not covered: " << join(not_covered) << '\n';
+  std::cout << files << " files of " << result.ops.size() << " ops checked, " << result.failures.size()
+            << " failures\n";
+  return !result.failures.empty() ? 1 : !result.not_covered.empty() ? 3 : 0;
+}
+
 int gradcheck(int argc, char** argv) {
   CLI::App app(
       "Checks gradients against numeric derivatives (float64, central differences).\n"
-      "Exit code: 0 all passed, 1 something failed, 2 a usage error.");
+      "Exit code: 0 all passed, 1 something failed, 2 a usage error, 3 all passed but some golden ops are "
+      "not ours.");
   Request request;
   app.add_flag("--list", request.list, "Print the cases and the ops that each reaches");
   app.add_option("--filter", request.filter,
@@ -128,14 +150,27 @@ int gradcheck(int argc, char** argv) {
   app.add_option("--seed", request.seed, "Of the inputs and the cotangents")->capture_default_str();
   app.add_flag("--self-test", request.self_test,
                "Corrupt each op's backward in seven ways; all must be noticed");
+  app.add_option(
+      "--golden", request.golden,
+      "Check against the golden vectors in this folder instead, in both dtypes unless --dtype is given");
   app.add_flag("--csv", request.csv, "Machine-readable output");
   add_version(app);
   if (!parse(app, argc, argv)) return 0;
 
+  check_usage(request.list + request.self_test + request.csv + !request.golden.empty() <= 1,
+              "[gradcheck] only one of --list, --self-test, --csv and --golden at a time");
   check_usage(request.seed >= 0, "[gradcheck] seed ", request.seed, "; allowed: 0 or more");
   const GradCheckOptions options{.device = parse_device(request.device),
                                  .dtype = parse_dtype(request.dtype),
                                  .seed = static_cast<uint64_t>(request.seed)};
+  if (!request.golden.empty()) {
+    GoldenOptions golden{.device = options.device};
+    if (app.count("--dtype") > 0) golden.dtypes = {options.dtype};
+    golden.wanted = [pattern = parse_filter(request.filter)](const std::string& name) {
+      return std::regex_search(name, pattern);
+    };
+    return run_golden(request.golden, golden);
+  }
   const std::vector<GradCaseGroup> groups = select(all_op_cases(options.seed), request.filter);
   if (request.list) return list_cases(groups);
   if (request.self_test) return run_self_test(groups, options);

@@ -1,0 +1,122 @@
+// Golden vectors: our ops give what an independent program gave, and a difference is noticed.
+#include "train/golden.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops/elementwise.h"
+#include "autograd/tape.h"
+
+namespace mixgrad {
+namespace {
+
+const std::filesystem::path vectors = std::filesystem::path(MIXGRAD_SOURCE_DIR) / "tests" / "golden";
+
+SafetensorsFile sigmoid_file() { return read_safetensors(vectors / "sigmoid" / "odd.safetensors"); }
+
+/// The failures of our sigmoid on a file, in one line.
+std::string failures(const SafetensorsFile& file, DType dtype = DType::float64) {
+  GoldenCase golden(file, dtype, {});
+  golden.output("y", sigmoid(golden.input("x")));
+  golden.backward_pass();
+  return join(golden.failures(), "; ");
+}
+
+/// The file with one element of a tensor moved by a part of the tensor's largest magnitude, here below 2.
+SafetensorsFile moved(const std::string& name, double by) {
+  SafetensorsFile file = sigmoid_file();
+  Tensor& tensor = file.tensors.at(name);
+  tensor = tensor.clone();
+  tensor.data<double>()[3] += by;
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("train/golden: every op that we have agrees with the golden vectors") {
+  const GoldenResult result = check_golden(vectors, {});
+  CHECK_MESSAGE(result.failures.empty(), join(result.failures, "\n"));
+  int64_t files = 0;
+  for (const auto& [name, op] : result.ops) {
+    files += op.files;
+    // Right ops use at most 0.07 in float64 and 0.2 in float32; one whose gradient is off by a part in 1000
+    // uses more than 10.
+    CHECK_MESSAGE(op.tolerance_used.at(DType::float64) < 1, name);
+    CHECK_MESSAGE(op.tolerance_used.at(DType::float32) < 1, name);
+  }
+  for (const auto& [name, count] : result.not_covered) files += count;
+  CHECK(files == 387);
+}
+
+TEST_CASE("train/golden: the list of ops that are not ours can only shrink") {
+  const std::vector<std::string> expected = {
+      "causal_conv1d", "decay_gate", "delta_product", "delta_rule", "gated_delta_rule",    "gated_rms_norm",
+      "gla",           "kda",        "l2_normalize",  "linformer",  "lm/gated_delta_rule", "longhorn",
+      "longhorn_diag", "mamba2_ssd", "mesanet",       "performer",  "performer_features",  "selective_scan",
+      "swiglu",        "ttt_linear", "ttt_mlp"};
+  std::vector<std::string> not_covered;
+  for (const auto& [name, count] : check_golden(vectors, {.dtypes = {}}).not_covered)
+    not_covered.push_back(name);
+  CHECK(join(not_covered) == join(expected));
+}
+
+TEST_CASE("train/golden: a difference beyond the tolerance is noticed") {
+  CHECK(failures(sigmoid_file()) == "");
+  CHECK(failures(sigmoid_file(), DType::float32) == "");
+  for (const std::string name : {"out.y", "grad.x"}) {
+    // The tolerance is 1e-9 to 2e-8 in float64 and 1e-4 to 1e-3 in float32.
+    CHECK(failures(moved(name, 1e-10)) == "");
+    CHECK(failures(moved(name, 1e-7)).find(name + " element 3: got ") == 0);
+    CHECK(failures(moved(name, 1e-7), DType::float32) == "");
+    CHECK(failures(moved(name, 1e-2), DType::float32).find(name + " element 3: got ") == 0);
+    CHECK(failures(moved(name, std::nan(""))).find(name + " element 3: got ") == 0);
+    CHECK(failures(moved(name, std::numeric_limits<double>::infinity())).find(name + " element 3: got ") ==
+          0);
+  }
+}
+
+TEST_CASE("train/golden: a wrong backward is noticed") {
+  set_backward_hook([](std::string_view, int, Tensor& gradient) {
+    gradient = gradient.clone();
+    gradient.data<double>()[0] *= -1;
+  });
+  const std::string message = failures(sigmoid_file());
+  set_backward_hook({});
+  CHECK(message.find("grad.x element 0: got ") == 0);
+}
+
+TEST_CASE("train/golden: a result that is not computed or has another shape is noticed") {
+  SafetensorsFile file = sigmoid_file();
+  file.tensors["out.state"] = Tensor::zeros({2}, DType::float64);
+  CHECK(failures(file) == "out.state: not computed");
+  file = sigmoid_file();
+  file.tensors["out.y"] = Tensor::zeros({2}, DType::float64);
+  CHECK(failures(file) == "out.y: shape (2, 13, 3, 5), expected shape (2)");
+  file = sigmoid_file();
+  file.tensors["grad.z"] = Tensor::zeros({2}, DType::float64);
+  CHECK(failures(file) == "grad.z: not computed");
+}
+
+TEST_CASE("train/golden: infinities are compared for equality") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  SafetensorsFile file;
+  file.tensors["out.y"] = Tensor::from(std::vector<double>{1, -infinity}, {2});
+  const auto compare = [&](double second) {
+    GoldenCase golden(file, DType::float64, {});
+    golden.compare("out.y", Tensor::from(std::vector<double>{1, second}, {2}));
+    return golden.failures().empty();
+  };
+  CHECK(compare(-infinity));
+  CHECK_FALSE(compare(infinity));
+  CHECK_FALSE(compare(-1e300));
+  CHECK_FALSE(compare(std::nan("")));
+}
+
+TEST_CASE("train/golden: a folder without a wanted file is a usage error") {
+  CHECK_THROWS_AS(check_golden(vectors / "nowhere", {}), UsageError);
+  CHECK_THROWS_AS(check_golden(vectors, {.wanted = [](const std::string&) { return false; }}), UsageError);
+}
+
+}  // namespace mixgrad
