@@ -7,7 +7,7 @@
 
 namespace mixgrad {
 
-/// e^x to about 1 unit in the last place, with exp's values at the ends: 0 for -inf, inf for inf, NaN for
+/// e^x to 1.2 units in the last place, with exp's values at the ends: 0 for -inf, inf for inf, NaN for
 /// NaN.
 inline float vector_exp(float x) {
   // e^x = 2^n e^r with n = round(x / ln 2), so that |r| <= ln(2) / 2. Beyond the limits the result is 0 or

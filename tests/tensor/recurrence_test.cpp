@@ -1,0 +1,642 @@
+// The chunkwise recurrence against a token-by-token reference in double, and what must hold whatever the
+// chunks: causality, splits, threads, memory.
+#include "autograd/ops/recurrence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/gma.h"
+#include "tensor/allocator.h"
+#include "tests/tensor/fixtures.h"
+
+namespace mixgrad {
+namespace {
+
+using Values = std::vector<double>;
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// The inputs of one call, in double.
+struct Inputs {
+  int64_t batch = 1, tokens = 7, heads = 4, key_heads = 2, key_dim = 5, value_dim = 7;
+  Tensor q = {}, k = {}, v = {};
+  Tensor log_decay = {};               // undefined: no gate
+  Tensor state = {}, normaliser = {};  // undefined: zero
+};
+
+/// With positive q and k, so that normalised outputs are well conditioned; rounded to float.
+Inputs make_inputs(Inputs sizes, uint64_t seed = 5) {
+  Generator generator(seed);
+  const auto round = [](const Tensor& x) { return x.to(DType::float32).to(DType::float64); };
+  const Shape keys{sizes.batch, sizes.tokens, sizes.key_heads, sizes.key_dim};
+  sizes.q = round(uniform(keys, 0.1, 1, generator, DType::float64));
+  sizes.k = round(uniform(keys, 0.1, 1, generator, DType::float64));
+  const Shape values{sizes.batch, sizes.tokens, sizes.heads, sizes.value_dim};
+  sizes.v = round(normal(values, 1, generator, DType::float64));
+  return sizes;
+}
+
+void add_state(Inputs& in, bool normalise) {
+  Generator generator(6);
+  const Shape shape{in.batch, in.heads, in.key_dim, in.value_dim};
+  in.state = normal(shape, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
+  if (normalise) {
+    in.normaliser =
+        uniform(shape.drop_last(), 0.1, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
+  }
+}
+
+/// Everything that a forward and a backward pass return, tensor by tensor; absent ones are empty.
+struct Results {
+  Values o = {}, state = {}, normaliser = {}, dq = {}, dk = {}, dv = {}, dlog_decay = {}, dstate = {},
+         dnormaliser = {};
+};
+using Member = Values Results::*;
+constexpr Member members[] = {&Results::o,          &Results::state,  &Results::normaliser,
+                              &Results::dq,         &Results::dk,     &Results::dv,
+                              &Results::dlog_decay, &Results::dstate, &Results::dnormaliser};
+
+/// Cotangents of outputs and final states: the same for the reference and for every dtype.
+Tensor cotangent(const Shape& shape) {
+  Generator generator(shape.rank());
+  return normal(shape, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
+}
+
+Values values_or_empty(const Tensor& x) { return x.defined() ? x.to_vector() : Values(); }
+Values value_of(const Variable& x) { return values_or_empty(x.value()); }
+Values gradient_of(const Variable& x) { return values_or_empty(x.grad()); }
+
+Results run(const Inputs& in, const RecurrenceOptions& options, DType dtype, Device device = {}) {
+  const auto leaf_of = [&](const Tensor& x) {
+    return x.defined() ? leaf(x.to_vector(), x.shape(), device, dtype) : Variable();
+  };
+  const Variable q = leaf_of(in.q), k = leaf_of(in.k), v = leaf_of(in.v), g = leaf_of(in.log_decay);
+  const Variable state = leaf_of(in.state), normaliser = leaf_of(in.normaliser);
+  const Recurrence r = recurrence(q, k, v, options, g, state, normaliser);
+  std::vector<Variable> outputs;
+  Tensors cotangents;
+  for (const Variable& output : {r.output, r.state, r.normaliser}) {
+    if (!output.defined()) continue;
+    outputs.push_back(output);
+    cotangents.push_back(leaf(cotangent(output.shape()).to_vector(), output.shape(), device, dtype).value());
+  }
+  backward(outputs, cotangents);
+  return {value_of(r.output), value_of(r.state),  value_of(r.normaliser),
+          gradient_of(q),     gradient_of(k),     gradient_of(v),
+          gradient_of(g),     gradient_of(state), gradient_of(normaliser)};
+}
+
+/// One token after the other, forward and then back, from the definition.
+class Reference {
+ public:
+  Reference(const Inputs& in, const RecurrenceOptions& options)
+      : in_(in), options_(options), q_(in.q.to_vector()), k_(in.k.to_vector()), v_(in.v.to_vector()) {
+    const int64_t sequences = in.batch * in.heads;
+    result_.o.resize(v_.size());
+    result_.state.resize(sequences * in.key_dim * in.value_dim);
+    result_.dq.resize(q_.size());
+    result_.dk.resize(k_.size());
+    result_.dv.resize(v_.size());
+    g_ = in.log_decay.defined() ? in.log_decay.to_vector() : Values();
+    result_.dlog_decay.resize(g_.size());
+    if (options.normalise) result_.normaliser.resize(sequences * in.key_dim);
+    if (in.state.defined()) result_.dstate.resize(result_.state.size());
+    if (in.normaliser.defined()) result_.dnormaliser.resize(result_.normaliser.size());
+    for (int64_t row = 0; row < in.batch; ++row) {
+      for (int64_t head = 0; head < in.heads; ++head) run(row, head);
+    }
+  }
+
+  const Results& result() const { return result_; }
+
+ private:
+  struct State {
+    Values s, z;
+  };
+
+  int64_t key_at(int64_t row, int64_t t, int64_t head) const {
+    const int64_t key_head = head / (in_.heads / in_.key_heads);
+    return ((row * in_.tokens + t) * in_.key_heads + key_head) * in_.key_dim;
+  }
+  int64_t value_at(int64_t row, int64_t t, int64_t head) const {
+    return ((row * in_.tokens + t) * in_.heads + head) * in_.value_dim;
+  }
+  double decay(int64_t row, int64_t t, int64_t head) const {
+    return g_.empty() ? 1 : std::exp(std::max(g_[(row * in_.tokens + t) * in_.heads + head], -100.0));
+  }
+
+  void run(int64_t row, int64_t head) {
+    const int64_t dk = in_.key_dim, dv = in_.value_dim, T = in_.tokens, sequence = row * in_.heads + head;
+    const auto part = [&](const Tensor& x, int64_t size) {
+      if (!x.defined()) return Values(size, 0.0);
+      const Values all = x.to_vector();
+      return Values(all.begin() + sequence * size, all.begin() + (sequence + 1) * size);
+    };
+    std::vector<State> states = {{part(in_.state, dk * dv), part(in_.normaliser, dk)}};  // after t tokens
+    Values denominators(T, 1.0);
+    for (int64_t t = 0; t < T; ++t) {
+      const double* q = &q_[key_at(row, t, head)];
+      const double* k = &k_[key_at(row, t, head)];
+      const double* v = &v_[value_at(row, t, head)];
+      double* o = &result_.o[value_at(row, t, head)];
+      State next = states.back();
+      for (double& x : next.s) x *= decay(row, t, head);
+      for (double& x : next.z) x *= decay(row, t, head);
+      double den = options_.eps;
+      for (int64_t m = 0; m < dk; ++m) {
+        next.z[m] += k[m];
+        den += options_.scale * q[m] * next.z[m];
+        for (int64_t e = 0; e < dv; ++e) {
+          next.s[m * dv + e] += k[m] * v[e];
+          o[e] += options_.scale * q[m] * next.s[m * dv + e];
+        }
+      }
+      if (options_.normalise) {
+        denominators[t] = den;
+        for (int64_t e = 0; e < dv; ++e) o[e] /= den;
+      }
+      states.push_back(next);
+    }
+    std::copy_n(states[T].s.begin(), dk * dv, result_.state.begin() + sequence * dk * dv);
+    if (options_.normalise) std::copy_n(states[T].z.begin(), dk, result_.normaliser.begin() + sequence * dk);
+    run_back(row, head, states, denominators);
+  }
+
+  void run_back(int64_t row, int64_t head, const std::vector<State>& states, const Values& denominators) {
+    const int64_t dk = in_.key_dim, dv = in_.value_dim, sequence = row * in_.heads + head;
+    const Values dout = cotangent(in_.v.shape()).to_vector();
+    State d{Values(dk * dv, 0.0), Values(dk, 0.0)};  // gradient of the state after a token
+    if (options_.final_state) {
+      const Values all = cotangent({in_.batch, in_.heads, dk, dv}).to_vector();
+      std::copy_n(all.begin() + sequence * dk * dv, dk * dv, d.s.begin());
+      const Values all_z = cotangent({in_.batch, in_.heads, dk}).to_vector();
+      if (options_.normalise) std::copy_n(all_z.begin() + sequence * dk, dk, d.z.begin());
+    }
+    for (int64_t t = in_.tokens - 1; t >= 0; --t) {
+      const int64_t key = key_at(row, t, head), value = value_at(row, t, head);
+      const State& after = states[t + 1];
+      const State& before = states[t];
+      double dden = 0;
+      for (int64_t e = 0; e < dv && options_.normalise; ++e) {
+        dden -= dout[value + e] * result_.o[value + e] / denominators[t];
+      }
+      const double factor = decay(row, t, head);
+      double dg = 0;
+      for (int64_t m = 0; m < dk; ++m) {
+        d.z[m] += options_.scale * q_[key + m] * dden;
+        result_.dq[key + m] += options_.scale * dden * after.z[m];
+        result_.dk[key + m] += d.z[m];
+        for (int64_t e = 0; e < dv; ++e) {
+          const double dnum = dout[value + e] / denominators[t];
+          d.s[m * dv + e] += options_.scale * q_[key + m] * dnum;
+          result_.dq[key + m] += options_.scale * after.s[m * dv + e] * dnum;
+          result_.dk[key + m] += d.s[m * dv + e] * v_[value + e];
+          result_.dv[value + e] += d.s[m * dv + e] * k_[key + m];
+          dg += factor * before.s[m * dv + e] * d.s[m * dv + e];
+          d.s[m * dv + e] *= factor;
+        }
+        dg += factor * before.z[m] * d.z[m];
+        d.z[m] *= factor;
+      }
+      const int64_t gate = (row * in_.tokens + t) * in_.heads + head;
+      if (!g_.empty()) result_.dlog_decay[gate] = g_[gate] < -100 ? 0 : dg;
+    }
+    if (in_.state.defined()) std::copy_n(d.s.begin(), dk * dv, result_.dstate.begin() + sequence * dk * dv);
+    if (in_.normaliser.defined()) std::copy_n(d.z.begin(), dk, result_.dnormaliser.begin() + sequence * dk);
+  }
+
+  const Inputs& in_;
+  const RecurrenceOptions options_;
+  const Values q_, k_, v_;
+  Values g_;
+  Results result_;
+};
+
+/// The largest difference beside the largest value, of every tensor; NaN when there is one. Tensors that are
+/// nothing beside 1e-30 count as zero.
+double relative_error(const Results& got, const Results& want) {
+  double worst = 0;
+  for (const Member member : members) {
+    const Values& a = got.*member;
+    const Values& b = want.*member;
+    REQUIRE(a.size() == b.size());
+    double largest = 1e-30, difference = 0;
+    for (size_t i = 0; i < b.size(); ++i) {
+      largest = std::max(largest, std::abs(b[i]));
+      if (!(std::abs(a[i] - b[i]) <= difference)) difference = std::abs(a[i] - b[i]);
+    }
+    if (!(difference / largest <= worst)) worst = difference / largest;
+  }
+  return worst;
+}
+
+Tensor constant_gate(const Inputs& in, double g) {
+  return Tensor::full({in.batch, in.tokens, in.heads}, g, DType::float64);
+}
+
+/// Weak gates, and every fifth token all is forgotten.
+Tensor resetting_gate(const Inputs& in) {
+  Generator generator(7);
+  Tensor gate =
+      uniform({in.batch, in.tokens, in.heads}, -0.01, 0, generator, DType::float32).to(DType::float64);
+  for (int64_t i = 0; i < gate.elements(); i += 5) gate.data<double>()[i] = -100;
+  return gate;
+}
+
+}  // namespace
+
+TEST_CASE("tensor/recurrence: three steps by hand") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const auto column = [&](const Values& values) { return leaf(values, {1, 3, 1, 1}, device, dtype); };
+    const Variable q = column({1, 2, 3}), k = column({1, 1, 2}), v = column({3, 1, 1});
+    const double half = std::log(0.5);
+    const Variable g = leaf({half, half, half}, {1, 3, 1}, device, dtype);
+    const Variable state = leaf({2}, {1, 1, 1, 1}, device, dtype);
+    const Variable normaliser = leaf({1}, {1, 1, 1}, device, dtype);
+    for (const int64_t chunk : {1, 2, 64}) {
+      // S = 2, 4, 3, 3.5: forgotten first, then written, then read.
+      const Recurrence plain = recurrence(q, k, v, {.chunk = chunk}, g, state);
+      const Values o = plain.output.value().to_vector();
+      CHECK(o[0] == doctest::Approx(4));
+      CHECK(o[1] == doctest::Approx(6));
+      CHECK(o[2] == doctest::Approx(10.5));
+      CHECK(plain.state.value().item() == doctest::Approx(3.5));
+      // z = 1, 1.5, 1.75, 2.875
+      const RecurrenceOptions options{.normalise = true, .eps = 0.25, .chunk = chunk};
+      const Recurrence divided = recurrence(q, k, v, options, g, state, normaliser);
+      const Values ratio = divided.output.value().to_vector();
+      CHECK(ratio[0] == doctest::Approx(4 / 1.75));
+      CHECK(ratio[1] == doctest::Approx(6 / 3.75));
+      CHECK(ratio[2] == doctest::Approx(10.5 / 8.875));
+      CHECK(divided.normaliser.value().item() == doctest::Approx(2.875));
+    }
+  });
+}
+
+TEST_CASE("tensor/recurrence: one token is scale times q . k times v exactly") {
+  const Variable q = leaf({3, -2}, {1, 1, 1, 2}, {}, DType::float32);
+  const Variable k = leaf({0.5, 4}, {1, 1, 1, 2}, {}, DType::float32);
+  const Variable v = leaf({1, -8, 5}, {1, 1, 1, 3}, {}, DType::float32);
+  CHECK(recurrence(q, k, v, {.scale = 0.5}).output.value().to_vector() == Values{-3.25, 26, -16.25});
+}
+
+TEST_CASE("tensor/recurrence: chunks of any size equal token by token") {
+  for (const int64_t tokens : {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000}) {
+    CAPTURE(tokens);
+    for (const bool normalise : {false, true}) {
+      CAPTURE(normalise);
+      Inputs in = make_inputs({.tokens = tokens});
+      if (tokens % 2 == 1) add_state(in, normalise);
+      const RecurrenceOptions reference{.normalise = normalise, .eps = 1e-3, .scale = 0.5};
+      const Results want = Reference(in, reference).result();
+      for (const int64_t chunk : {1, 16, 64}) {
+        CAPTURE(chunk);
+        RecurrenceOptions options = reference;
+        options.chunk = chunk;
+        // Double 4e-15, float 2e-6; a head, a state or a normaliser's gradient left out gives 1 and more.
+        CHECK(relative_error(run(in, options, DType::float64), want) <= 1e-13);
+        CHECK(relative_error(run(in, options, DType::float32), want) <= 2e-5);
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: gates of any strength equal token by token") {
+  for (const int64_t tokens : {1, 17, 64, 65, 129}) {
+    CAPTURE(tokens);
+    for (const double g : {0.0, -0.0009765625, -1.0, -20.0, -100.0, nan}) {
+      CAPTURE(g);
+      for (const bool normalise : {false, true}) {
+        CAPTURE(normalise);
+        Inputs in = make_inputs({.tokens = tokens});
+        in.log_decay = std::isnan(g) ? resetting_gate(in) : constant_gate(in, g);
+        add_state(in, normalise);
+        const RecurrenceOptions reference{.normalise = normalise, .eps = 0.25, .scale = 0.5};
+        const Results want = Reference(in, reference).result();
+        for (const int64_t chunk : {1, 16, 64}) {
+          CAPTURE(chunk);
+          RecurrenceOptions options = reference;
+          options.chunk = chunk;
+          // Double 2e-15, float 6e-7. A cumulative decay in float gives 1e-4 with resets; the reverse sum of
+          // q . dq - k . dk gives a dlog_decay of rounding errors at g = -20.
+          CHECK(relative_error(run(in, options, DType::float64), want) <= 1e-13);
+          CHECK(relative_error(run(in, options, DType::float32), want) <= 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: log decays below the limit act as it and have no gradient") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Inputs in = make_inputs({.tokens = 20});
+    in.log_decay = constant_gate(in, -100);
+    const Results limit = run(in, {.chunk = 8}, dtype, device);
+    for (const double g : {-1e4, -infinity}) {
+      in.log_decay = constant_gate(in, g);
+      const Results beyond = run(in, {.chunk = 8}, dtype, device);
+      CHECK(beyond.o == limit.o);
+      CHECK(beyond.dk == limit.dk);
+      CHECK(std::all_of(beyond.dlog_decay.begin(), beyond.dlog_decay.end(), [](double d) { return d == 0; }));
+    }
+  });
+}
+
+TEST_CASE("tensor/recurrence: any split with the state carried over equals the whole") {
+  for (const bool normalise : {false, true}) {
+    CAPTURE(normalise);
+    Inputs in = make_inputs({.batch = 2, .tokens = 200});
+    in.log_decay = resetting_gate(in);
+    add_state(in, normalise);
+    const RecurrenceOptions options{.normalise = normalise, .scale = 0.5};
+    const Results whole = run(in, options, DType::float32);
+
+    const std::vector<std::vector<int64_t>> splits = {
+        {1, 199}, {63, 137}, {64, 64, 72}, {3, 197}, std::vector<int64_t>(200, 1)};
+    for (const std::vector<int64_t>& split : splits) {
+      CAPTURE(split.size());
+      std::vector<Variable> q, k, v, g, roots;
+      Tensors cotangents;
+      const auto leaf_of = [](const Tensor& x) { return leaf(x.to_vector(), x.shape(), {}, DType::float32); };
+      const Variable state0 = leaf_of(in.state);
+      const Variable normaliser0 = normalise ? leaf_of(in.normaliser) : Variable();
+      const Tensor all_cotangents = cotangent(in.v.shape()).to(DType::float32);
+      Recurrence r{{}, state0, normaliser0};
+      int64_t start = 0;
+      for (const int64_t length : split) {
+        q.push_back(leaf_of(in.q.narrow(1, start, length)));
+        k.push_back(leaf_of(in.k.narrow(1, start, length)));
+        v.push_back(leaf_of(in.v.narrow(1, start, length)));
+        g.push_back(leaf_of(in.log_decay.narrow(1, start, length)));
+        r = recurrence(q.back(), k.back(), v.back(), options, g.back(), r.state, r.normaliser);
+        roots.push_back(r.output);
+        cotangents.push_back(all_cotangents.narrow(1, start, length).contiguous());
+        start += length;
+      }
+      for (const Variable& last : {r.state, r.normaliser}) {
+        if (!last.defined()) continue;
+        roots.push_back(last);
+        cotangents.push_back(cotangent(last.shape()).to(DType::float32));
+      }
+      backward(roots, cotangents);
+
+      /// The pieces [B, length, ...] of a tensor of the whole, put together.
+      const auto joined = [&](const Shape& shape, const auto& piece) {
+        Tensor all = Tensor::empty(shape, DType::float32);
+        int64_t begin = 0;
+        for (size_t i = 0; i < split.size(); begin += split[i++]) {
+          all.narrow(1, begin, split[i]).copy_from(piece(i));
+        }
+        return all.to_vector();
+      };
+      const Results pieces{joined(in.v.shape(), [&](size_t i) { return roots[i].value(); }),
+                           value_of(r.state),
+                           value_of(r.normaliser),
+                           joined(in.q.shape(), [&](size_t i) { return q[i].grad(); }),
+                           joined(in.k.shape(), [&](size_t i) { return k[i].grad(); }),
+                           joined(in.v.shape(), [&](size_t i) { return v[i].grad(); }),
+                           joined(in.log_decay.shape(), [&](size_t i) { return g[i].grad(); }),
+                           gradient_of(state0),
+                           gradient_of(normaliser0)};
+      CHECK(relative_error(pieces, whole) <=
+            2e-5);  // 2e-6; a state that is dropped or transposed gives 0.1 and more
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: the form that sees all keys is the causal form at the last token") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const bool normalise : {false, true}) {
+      for (const int64_t tokens : {1, 65, 300}) {  // 300: more than a block of partial sums
+        Inputs in = make_inputs({.batch = 2, .tokens = tokens});
+        add_state(in, normalise);
+        RecurrenceOptions options{.normalise = normalise, .eps = 1e-3, .scale = 0.5};
+        const auto last = [&] {
+          const Results r = run(in, options, dtype, device);
+          const Tensor o = Tensor::from(r.o, in.v.shape()).narrow(1, tokens - 1, 1);
+          return Results{.o = o.to_vector(), .state = r.state, .normaliser = r.normaliser};
+        };
+        const Results causal = last();
+        options.causal = false;
+        CHECK(relative_error(last(), causal) <= (dtype == DType::float32 ? 2e-6 : 1e-13));  // 4e-7 and 4e-16
+      }
+    }
+  });
+}
+
+TEST_CASE("tensor/recurrence: the future changes no bit of the past") {
+  for (const bool normalise : {false, true}) {
+    const RecurrenceOptions options{.normalise = normalise};
+    Inputs in = make_inputs({.tokens = 130});
+    in.log_decay = resetting_gate(in);
+    const int64_t t0 = 70;  // inside a chunk, and inside a block of 16
+    const Values before = run(in, options, DType::float32).o;
+    const size_t past = t0 * in.heads * in.value_dim;
+    for (const double value : {-0.3, 1e10, nan}) {
+      CAPTURE(value);
+      Inputs changed = in;
+      for (Tensor* x : {&changed.q, &changed.k, &changed.v, &changed.log_decay}) {
+        *x = x->clone();
+        x->narrow(1, t0, 60).fill(x == &changed.log_decay && value > 0 ? -value : value);
+      }
+      const Values after = run(changed, options, DType::float32).o;
+      // A NaN may reach the tokens of its own block, not those before it.
+      const size_t kept = std::isnan(value) ? 64 * in.heads * in.value_dim : past;
+      CHECK(std::equal(before.begin(), before.begin() + kept, after.begin()));
+      CHECK(after[past] != before[past]);
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: parts of a fused projection are read in place") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Generator generator(8);
+    const Tensor fused = uniform({2, 70, 9, 4}, 0.1, 1, generator, dtype, device);
+    for (const bool causal : {true, false}) {
+      const RecurrenceOptions options{.causal = causal, .normalise = true};
+      const auto part = [&](int64_t first) { return fused.narrow(2, first, 3); };
+      const Recurrence views = recurrence(Variable(part(0)), Variable(part(3)), Variable(part(6)), options);
+      const Recurrence copies = recurrence(Variable(part(0).contiguous()), Variable(part(3).contiguous()),
+                                           Variable(part(6).contiguous()), options);
+      CHECK(views.output.value().to_vector() == copies.output.value().to_vector());
+      CHECK(views.state.value().to_vector() == copies.state.value().to_vector());
+    }
+  });
+}
+
+TEST_CASE("tensor/recurrence: without tokens the state stays as it is") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    for (const bool causal : {true, false}) {
+      Inputs in = make_inputs({.batch = 2, .tokens = 0});
+      add_state(in, true);
+      const Results r = run(in, {.causal = causal, .normalise = true}, dtype, device);
+      CHECK(r.state == in.state.to_vector());
+      CHECK(r.normaliser == in.normaliser.to_vector());
+      CHECK(r.dstate == cotangent(in.state.shape()).to_vector());
+      in.batch = 0;
+      CHECK(run(make_inputs({.batch = 0}), {.causal = causal}, dtype, device).o.empty());
+    }
+  });
+}
+
+TEST_CASE("tensor/recurrence: a final state that nobody wants changes nothing else") {
+  Inputs in = make_inputs({.tokens = 70});
+  in.log_decay = constant_gate(in, -0.125);
+  RecurrenceOptions options{.normalise = true, .final_state = false};
+  const Results without = run(in, options, DType::float64);
+  CHECK(without.state.empty());
+  CHECK(without.o == run(in, {.normalise = true}, DType::float64).o);
+  Results want = Reference(in, options).result();
+  want.state.clear();
+  want.normaliser.clear();
+  CHECK(relative_error(without, want) <= 1e-12);  // 1e-14
+}
+
+TEST_CASE("tensor/recurrence: the number of threads changes no bit") {
+  Inputs in = make_inputs({.batch = 2, .tokens = 600});
+  for (const bool causal : {true, false}) {
+    if (causal) in.log_decay = resetting_gate(in);
+    add_state(in, true);
+    check_same_with_any_threads([&] {
+      const Results r = run(in, {.causal = causal, .normalise = true}, DType::float32);
+      Values all;
+      for (const Member member : members) all.insert(all.end(), (r.*member).begin(), (r.*member).end());
+      return all;
+    });
+    in.log_decay = Tensor();
+  }
+}
+
+TEST_CASE("tensor/recurrence: float stays near double over eight thousand tokens") {
+  for (const double g : {0.0, -0.0009765625}) {
+    CAPTURE(g);
+    for (const bool normalise : {false, true}) {
+      CAPTURE(normalise);
+      Inputs in = make_inputs({.tokens = 8192, .heads = 1, .key_heads = 1, .key_dim = 16, .value_dim = 8});
+      in.log_decay = constant_gate(in, g);
+      const RecurrenceOptions options{.normalise = normalise};
+      const Results want = Reference(in, options).result();
+      // 7e-7; states that do not decay give 1 and more.
+      CHECK(relative_error(run(in, options, DType::float32), want) <= 1e-5);
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: memory grows as the length and keeps no state per token") {
+  const auto peak_of = [](int64_t tokens) {
+    const Inputs in =
+        make_inputs({.tokens = tokens, .heads = 2, .key_heads = 2, .key_dim = 64, .value_dim = 64});
+    Allocator& allocator = Allocator::of({});
+    const Variable q = leaf(in.q.to_vector(), in.q.shape(), {}, DType::float32);
+    const Variable k = leaf(in.k.to_vector(), in.k.shape(), {}, DType::float32);
+    const Variable v = leaf(in.v.to_vector(), in.v.shape(), {}, DType::float32);
+    const Tensor dout = Tensor::full(in.v.shape(), 1, DType::float32);
+    const int64_t before = allocator.stats().live_bytes;
+    allocator.reset_peak();
+    backward({recurrence(q, k, v, {.normalise = true, .final_state = false}).output}, {dout});
+    return static_cast<double>(allocator.stats().peak_bytes - before);
+  };
+  const double short_peak = peak_of(1024), long_peak = peak_of(4096);
+  // 3.95: all but the tiles' room grows. A matrix T x T would give 16.
+  CHECK(long_peak / short_peak <= 4.2);
+  const double states_per_token = 4096.0 * 2 * 64 * 64 * sizeof(float);
+  CHECK(long_peak <= 0.15 * states_per_token);  // 0.096
+}
+
+TEST_CASE("tensor/recurrence: what does not go together is named") {
+  const auto zeros = [](const Shape& shape) { return Variable(Tensor::zeros(shape, DType::float32)); };
+  const Variable q = zeros({2, 3, 2, 4}), v = zeros({2, 3, 4, 5});
+  CHECK(error_of([&] {
+          recurrence(q, zeros({2, 3, 2, 5}), v, {});
+        }) ==
+        "[recurrence] q (2, 3, 2, 4), k (2, 3, 2, 5), v (2, 3, 4, 5) do not go together: they must be [B, T, "
+        "Hk, dk], "
+        "[B, Tk, Hk, dk] and [B, Tk, H, dv]");
+  CHECK(error_of([&] {
+          recurrence(q, q, zeros({2, 3, 3, 5}), {});
+        }) == "[recurrence] 2 key heads for 3 value heads: they must divide them");
+  CHECK(error_of([&] {
+          recurrence(zeros({2, 1, 2, 4}), q, v, {});
+        }) == "[recurrence] 1 queries and 3 keys: the causal form needs as many of both");
+  CHECK(error_of([&] { recurrence(q, q, v, {.chunk = 0}); }) == "[recurrence] chunk 0; allowed: 1 or more");
+  CHECK(error_of([&] {
+          recurrence(q, q, v, {}, zeros({2, 3, 2}));
+        }) == "[recurrence] log_decay (2, 3, 2); allowed: (2, 3, 4)");
+  CHECK(error_of([&] {
+          recurrence(q, q, v, {.normalise = true}, {}, zeros({2, 4, 4, 5}));
+        }) ==
+        "[recurrence] a normalised recurrence takes an initial normaliser with its initial state, and no "
+        "other does");
+  CHECK(error_of([&] {
+          recurrence(q, q, v, {.causal = false}, zeros({2, 3, 4}));
+        }) == "[recurrence] log_decay is for the causal form only");
+}
+
+TEST_CASE("tensor/recurrence: mixture attention with one component is the running mean of the values") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Generator generator(9);
+    const Shape points{2, 70, 2, 3};
+    const Variable q(normal(points, 1, generator, dtype, device)),
+        k(normal(points, 1, generator, dtype, device));
+    const Tensor v = normal({2, 70, 2, 4}, 1, generator, dtype, device);
+    const Variable mean(normal({2, 1, 3}, 1, generator, dtype, device));
+    const Variable omega(normal({2, 1, 3}, 1, generator, dtype, device));
+    const Variable alpha(normal({2, 1}, 1, generator, dtype, device));
+    const Values o = gma(q, k, Variable(v), mean, omega, alpha, {.eps = 0}).output.value().to_vector();
+    const Values values = v.to_vector();
+    double sum = 0, worst = 0;
+    for (int64_t t = 0; t < 70; ++t) {
+      sum += values[t * 8];
+      worst = std::max(worst, std::abs(o[t * 8] - sum / static_cast<double>(t + 1)));
+    }
+    CHECK(worst <= 1e-6);  // float 1e-7; a token too many or too few 0.01 and more
+  });
+}
+
+TEST_CASE("tensor/recurrence: a masked key is never looked at") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Generator generator(10);
+    const auto random = [&](const Shape& shape) { return normal(shape, 1, generator, dtype, device); };
+    const Variable q(random({1, 6, 2, 3})), mean(random({2, 4, 3})), omega(random({2, 4, 3})),
+        alpha(random({2, 4}));
+    Tensor k = random({1, 6, 2, 3}), v = random({1, 6, 2, 5});
+    Tensor first_k = k.narrow(1, 0, 4).contiguous(), first_v = v.narrow(1, 0, 4).contiguous();
+    k.narrow(1, 4, 2).fill(nan);
+    v.narrow(1, 4, 2).fill(nan);
+    const Tensor mask = Tensor::from(std::vector<int32_t>{1, 1, 1, 1, 0, 0}, {1, 6}, device);
+    const GmaOptions options{.causal = false};
+    const Variable k_leaf(k, true), v_leaf(v, true);
+    const Recurrence masked = gma(q, k_leaf, v_leaf, mean, omega, alpha, options, mask);
+    const Recurrence shorter = gma(q, Variable(first_k), Variable(first_v), mean, omega, alpha, options);
+    CHECK(masked.output.value().to_vector() == shorter.output.value().to_vector());
+    CHECK(masked.state.value().to_vector() == shorter.state.value().to_vector());
+    backward({masked.output}, {Tensor::full(masked.output.shape(), 1, dtype, device)});
+    for (const double dv : v_leaf.grad().narrow(1, 4, 2).to_vector()) CHECK(dv == 0);
+  });
+}
+
+TEST_CASE("tensor/recurrence: mixture attention stays in the hull of the values it sees") {
+  Generator generator(11);
+  const auto random = [&](const Shape& shape) {
+    return Variable(normal(shape, 1, generator, DType::float32));
+  };
+  const Variable q = random({2, 100, 2, 3}), k = random({2, 100, 2, 3}), v = random({2, 100, 2, 1});
+  const Variable mean = random({2, 8, 3}), omega = random({2, 8, 3}), alpha = random({2, 8});
+  const Values o = gma(q, k, v, mean, omega, alpha, {}).output.value().to_vector();
+  const Values values = v.value().to_vector();
+  for (int64_t row = 0; row < 4; ++row) {  // batch and head
+    double low = 0, high = 0;              // eps draws towards 0
+    for (int64_t t = 0; t < 100; ++t) {
+      const int64_t i = (row / 2 * 100 + t) * 2 + row % 2;
+      low = std::min(low, values[i]);
+      high = std::max(high, values[i]);
+      CHECK(o[i] >= low - 1e-6);
+      CHECK(o[i] <= high + 1e-6);
+    }
+  }
+}
+
+}  // namespace mixgrad
