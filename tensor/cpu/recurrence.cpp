@@ -138,7 +138,6 @@ class CumulativeDecay {
     });
   }
 
-  bool gated() const { return gated_; }
   /// b of a chunk's tokens; null when there is no gate.
   const double* of(const Chunk& chunk, int64_t head) { return gated_ ? at(chunk, head) : nullptr; }
   /// e^{b_C}
