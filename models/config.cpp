@@ -53,9 +53,7 @@ ModelConfig ModelConfig::resolved() const {
   ModelConfig config = *this;
   if (config.mlp_hidden == 0) config.mlp_hidden = 4 * width;
   if (config.positions == "auto") config.positions = "learned";
-  std::vector<std::string> mixers;
-  for (const MixerChoice& choice : parse_pattern(pattern, layers)) mixers.push_back(choice.text());
-  config.pattern = join(mixers, ",");
+  config.pattern = pattern_text(parse_pattern(pattern, layers));
   return config;
 }
 

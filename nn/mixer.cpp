@@ -192,6 +192,16 @@ std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layer
   return choices;
 }
 
+std::string pattern_text(const std::vector<MixerChoice>& choices) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; begin < choices.size(); begin = end) {
+    const std::string text = choices[begin].text();
+    while (end < choices.size() && choices[end].text() == text) ++end;
+    parts.push_back(end - begin > 1 ? str(text, "*", end - begin) : text);
+  }
+  return join(parts, ",");
+}
+
 std::unique_ptr<Mixer> make_mixer(const MixerChoice& choice, int64_t width, int64_t heads, bool rope,
                                   Initialiser& initialiser) {
   return choice.kind->make({width, heads, rope, choice.options}, initialiser);

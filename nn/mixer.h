@@ -119,6 +119,9 @@ struct MixerChoice {
 /// is wrong where.
 std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layers);
 
+/// The shortest pattern that says the same: "gma(components=32)*3,sdpa".
+std::string pattern_text(const std::vector<MixerChoice>& choices);
+
 std::unique_ptr<Mixer> make_mixer(const MixerChoice& choice, int64_t width, int64_t heads, bool rope,
                                   Initialiser& initialiser);
 

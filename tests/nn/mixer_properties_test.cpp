@@ -219,6 +219,8 @@ TEST_CASE("mixers: patterns") {
   CHECK(choices[1].text() == choices[0].text());
   CHECK(choices[2].text() == "sdpa");
   CHECK(choices[5].text() == "sdpa");
+  CHECK(pattern_text(choices) == "gma(components=32,routing=8)*2,sdpa,gma(components=32,routing=8)*2,sdpa");
+  CHECK(pattern_text(parse_pattern("sdpa", 3)) == "sdpa*3");
   CHECK_THROWS_WITH_AS(parse_pattern("gam", 1),
                        "[mixer] unknown mixer 'gam'; known: sdpa, gma; did you mean 'gma'?", UsageError);
   CHECK_THROWS_WITH_AS(
