@@ -35,7 +35,7 @@ struct Recurrence {
 /// Saved for backward: the inputs, and the states between chunks, T / chunk times dk (dv + 1) numbers a head;
 /// when normalised the output and its denominators. Forward 2 T (C (dk + dv) / 2 + 2 dk dv) FLOPs a head,
 /// backward about three times that. A future token never changes an earlier output by a bit; one that is NaN
-/// reaches at most the tokens of its own block of 16. Katharopoulos et al., 2020 (arXiv 2006.16236); with
+/// reaches none before its own block of 16. Katharopoulos et al., 2020 (arXiv 2006.16236); with
 /// gates Sun et al., 2023 (arXiv 2307.08621). Throws Error for shapes that do not go together.
 Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
                       const RecurrenceOptions& options, const Variable& log_decay = {},
