@@ -5,6 +5,7 @@
 
 #include "autograd/gradcheck.h"
 #include "autograd/gradcheck_self_test.h"
+#include "nn/mixer_cases.h"
 #include "train/cli.h"
 #include "train/golden.h"
 
@@ -35,6 +36,12 @@ std::regex parse_filter(const std::string& text) {
   } catch (const std::regex_error& error) {
     throw UsageError(str("[gradcheck] bad regular expression '", text, "': ", error.what()));
   }
+}
+
+std::vector<GradCaseGroup> all_cases(uint64_t seed) {
+  std::vector<GradCaseGroup> groups = all_op_cases(seed);
+  for (GradCaseGroup& group : all_mixer_cases(seed)) groups.push_back(std::move(group));
+  return groups;
 }
 
 std::string label(const GradCaseGroup& group, const GradCase& grad_case) {
@@ -171,7 +178,7 @@ int gradcheck(int argc, char** argv) {
     };
     return run_golden(request.golden, golden);
   }
-  const std::vector<GradCaseGroup> groups = select(all_op_cases(options.seed), request.filter);
+  const std::vector<GradCaseGroup> groups = select(all_cases(options.seed), request.filter);
   if (request.list) return list_cases(groups);
   if (request.self_test) return run_self_test(groups, options);
   return check_cases(groups, options, request.csv);
