@@ -5,6 +5,8 @@
 #include <cstring>
 #include <iomanip>
 
+#include "tensor/cpu_info.h"
+
 namespace mixgrad {
 
 namespace {
@@ -19,6 +21,19 @@ class HookScope {
   ~HookScope() { set_backward_hook({}); }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
+};
+
+/// While it lives, kernels run on one thread: a check is thousands of tiny calls, which would spend their time
+/// waking and awaiting threads.
+class OneThread {
+ public:
+  OneThread() : before_(thread_count()) { set_thread_count(1); }
+  ~OneThread() { set_thread_count(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
 };
 
 Tensor make_tensor(const std::vector<double>& values, const Shape& shape, Device device, DType dtype) {
@@ -96,6 +111,7 @@ double gradcheck_tolerance(DType dtype) { return dtype == DType::float64 ? 1e-8 
 GradChecker::GradChecker(std::string label, GradCase grad_case, Device device, uint64_t seed)
     : label_(std::move(label)), case_(std::move(grad_case)), device_(device), seed_(seed) {
   const NoGrad no_grad;
+  const OneThread one_thread;
   outputs_ = concatenate(case_.function(make_leaves(case_, device_, DType::float64)));
   cotangents_ = draw_cotangents(outputs_.size(), seed_);
   for (size_t input = 0; input < case_.inputs.size(); ++input) numeric_.push_back(differentiate(input));
@@ -259,6 +275,7 @@ std::string GradChecker::where(size_t input, int64_t entry) const {
 }
 
 std::set<std::string> ops_reached(const GradCase& grad_case) {
+  const OneThread one_thread;
   std::set<std::string> ops;
   const HookScope hook([&](std::string_view op, int, Tensor&) { ops.insert(std::string(op)); });
   const std::vector<Variable> outputs = grad_case.function(make_leaves(grad_case, {}, DType::float64));
