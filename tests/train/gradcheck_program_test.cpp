@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tensor/safetensors.h"
 #include "tests/train/programs.h"
 
 namespace mixgrad {
@@ -48,13 +49,25 @@ TEST_CASE("train/gradcheck program: csv has a header and a row a case") {
   CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 2);
 }
 
-TEST_CASE("train/gradcheck program: golden vectors of ops that are not ours exit with 3") {
+TEST_CASE(
+    "train/gradcheck program: golden vectors of ops that are not ours exit with 3 and failures with 1") {
   const Outcome ours = gradcheck({"--golden", golden, "--filter", "^softmax/"});
   CHECK(ours.code == 0);
   CHECK(contains(ours.out, "7 files of 1 ops checked, 0 failures\n"));
-  const Outcome others = gradcheck({"--golden", golden, "--filter", "softmax|swiglu"});
+
+  const ScratchFolder folder;
+  std::filesystem::copy(golden + "/softmax/small.safetensors", folder / "a.safetensors");
+  write_safetensors(folder / "b.safetensors", {{"out.y", Tensor::zeros({2}, DType::float64)}},
+                    {{"op", "entmax"}, {"case", "small"}});
+  const Outcome others = gradcheck({"--golden", folder.path().string()});
   CHECK(others.code == 3);
-  CHECK(contains(others.out, "not covered: swiglu (3)\n"));
+  CHECK(contains(others.out, "not covered: entmax (1)\n1 files of 1 ops checked, 0 failures\n"));
+
+  write_safetensors(folder / "c.safetensors", {{"out.y", Tensor::zeros({2}, DType::float64)}},
+                    {{"op", "softmax"}, {"case", "without input"}});
+  const Outcome failing = gradcheck({"--golden", folder.path().string()});
+  CHECK(failing.code == 1);
+  CHECK(contains(failing.out, "FAILED  softmax/without input, float64: "));
 }
 
 TEST_CASE("train/gradcheck program: what can't be done is one line and exit code 2") {
