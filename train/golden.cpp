@@ -53,11 +53,13 @@ Tensor GoldenCase::tensor(const std::string& full_name, DType dtype) const {
   return Tensor::from(found->second.to_vector(), found->second.shape(), device_).to(dtype);
 }
 
-double GoldenCase::number(const std::string& name) const {
+const std::string& GoldenCase::text(const std::string& name) const {
   const auto found = file_.metadata.find("attr." + name);
   check(found != file_.metadata.end(), "no attribute '", name, "' in the file");
-  return std::stod(found->second);
+  return found->second;
 }
+
+double GoldenCase::number(const std::string& name) const { return std::stod(text(name)); }
 
 std::vector<std::string> GoldenCase::input_names() const {
   std::vector<std::string> names;

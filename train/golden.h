@@ -27,6 +27,7 @@ class GoldenCase {
   Tensor integers(const std::string& name) const { return tensor("in." + name, DType::int32); }
   /// The metadata attr.<name>.
   double number(const std::string& name) const;
+  const std::string& text(const std::string& name) const;
   bool flag(const std::string& name) const { return number(name) != 0; }
   /// The names of all tensors in.<name>.
   std::vector<std::string> input_names() const;

@@ -2,6 +2,8 @@
 #include <map>
 
 #include "autograd/ops/attention.h"
+#include "autograd/ops/conv.h"
+#include "autograd/ops/decay_gate.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/embedding.h"
 #include "autograd/ops/gma.h"
@@ -33,6 +35,32 @@ void run_layer_norm(GoldenCase& golden) {
 
 void run_rms_norm(GoldenCase& golden) {
   golden.output("y", rms_norm(golden.input("x"), golden.input("w"), golden.number("eps")));
+}
+
+void run_gated_rms_norm(GoldenCase& golden) {
+  const GatedRmsNormOptions options{
+      .order = golden.text("order") == "gate_first" ? GateOrder::gate_first : GateOrder::norm_first,
+      .function = golden.text("act") == "sigmoid" ? GateFunction::sigmoid : GateFunction::silu,
+      .eps = golden.number("eps")};
+  golden.output("y", gated_rms_norm(golden.input("x"), golden.input("g"), golden.input("w"), options));
+}
+
+void run_l2_normalize(GoldenCase& golden) {
+  golden.output("y", l2_normalize(golden.input("x"), golden.number("eps")));
+}
+
+void run_swiglu(GoldenCase& golden) { golden.output("y", swiglu(golden.input("a"), golden.input("b"))); }
+
+void run_decay_gate(GoldenCase& golden) {
+  golden.output("g", decay_gate(golden.input("a"), golden.input("A_log"), golden.input("dt_bias")));
+}
+
+void run_causal_conv1d(GoldenCase& golden) {
+  const Convolution got =
+      causal_conv1d(golden.input("x"), golden.input("w"), golden.input("b"), golden.input("state0"),
+                    {.silu = golden.text("activation") == "silu"});
+  golden.output("y", got.output);
+  golden.output("state", got.state);
 }
 
 void run_linear(GoldenCase& golden) {
@@ -277,6 +305,11 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"logsumexp", unary<logsumexp>},
       {"layer_norm", run_layer_norm},
       {"rms_norm", run_rms_norm},
+      {"gated_rms_norm", run_gated_rms_norm},
+      {"l2_normalize", run_l2_normalize},
+      {"swiglu", run_swiglu},
+      {"decay_gate", run_decay_gate},
+      {"causal_conv1d", run_causal_conv1d},
       {"linear", run_linear},
       {"embedding", run_embedding},
       {"cross_entropy", run_cross_entropy},

@@ -140,6 +140,35 @@ struct Multiply {
   }
 };
 
+/// y = silu(a) b; da = dy b silu'(a), db = dy silu(a). Saved: a, b.
+struct Swiglu {
+  static constexpr std::string_view name = "swiglu";
+
+  Tensor forward(Context& context, const Tensor& a, const Tensor& b) const {
+    context.save(a);
+    context.save(b);
+    Tensor y = empty_like(a);
+    dispatch(a, [&](auto device, auto type) {
+      using T = decltype(type);
+      swiglu_forward(device, a.elements(), a.data<T>(), b.data<T>(), y.data<T>());
+    });
+    return y;
+  }
+
+  Tensors backward(const Context& context, const Tensor& dy) const {
+    const Tensor& a = context.saved(0);
+    const Tensor& b = context.saved(1);
+    Tensor da = context.wants(0) ? empty_like(a) : Tensor();
+    Tensor db = context.wants(1) ? empty_like(b) : Tensor();
+    dispatch(a, [&](auto device, auto type) {
+      using T = decltype(type);
+      swiglu_backward(device, a.elements(), a.data<T>(), b.data<T>(), dy.data<T>(), da.data_or_null<T>(),
+                      db.data_or_null<T>());
+    });
+    return {da, db};
+  }
+};
+
 /// y = factor x
 struct Scale {
   static constexpr std::string_view name = "scale";
@@ -232,6 +261,12 @@ struct MaskRows {
 
 Variable add(const Variable& a, const Variable& b) { return apply(Add{a.shape(), b.shape()}, a, b); }
 Variable multiply(const Variable& a, const Variable& b) { return apply(Multiply{}, a, b); }
+Variable swiglu(const Variable& a, const Variable& b) {
+  check(a.shape() == b.shape(), "[swiglu] a ", a.shape(), " and b ", b.shape(),
+        "; they must have the same shape");
+  return apply(Swiglu{}, a, b);
+}
+
 Variable scale(const Variable& x, double factor) { return apply(Scale{factor}, x); }
 Variable add_scalar(const Variable& x, double offset) {
   return add(x, Variable(Tensor::full({}, offset, x.dtype(), x.value().device())));
@@ -280,6 +315,9 @@ std::vector<GradCase> elementwise_cases(CaseInputs& inputs) {
                    [](Inputs in) { return std::vector{multiply(in[0], in[1])}; }});
   cases.push_back({"multiply, one operand twice", {inputs.normal("a", {2, 3})}, [](Inputs in) {
                      return std::vector{multiply(in[0], in[0])};
+                   }});
+  cases.push_back({"swiglu", {inputs.normal("a", {3, 5}, 2), inputs.normal("b", {3, 5})}, [](Inputs in) {
+                     return std::vector{swiglu(in[0], in[1])};
                    }});
   cases.push_back(
       {"scale", {inputs.normal("x", {7})}, [](Inputs in) { return std::vector{scale(in[0], -2.5)}; }});

@@ -1,5 +1,5 @@
-// Elementwise ops: unary functions, sums and products with broadcasting, dropout, row masks; and sums to a
-// scalar.
+// Elementwise ops: unary functions, SwiGLU, sums and products with broadcasting, dropout, row masks; and sums
+// to a scalar.
 #pragma once
 
 #include "autograd/gradcheck_case.h"
@@ -15,6 +15,10 @@ Variable silu(const Variable& x);
 Variable gelu_erf(const Variable& x);
 Variable gelu_tanh(const Variable& x);
 Variable elu_plus_one(const Variable& x);
+
+/// silu(a) b, of two operands of one shape. Shazeer, 2020 (arXiv 2002.05202). Saved for backward: a, b.
+/// Throws Error when the shapes differ.
+Variable swiglu(const Variable& a, const Variable& b);
 
 /// a + b and a b, repeating axes of size 1 (and missing leading axes) to match the other operand.
 /// Throws Error when the shapes do not go together.

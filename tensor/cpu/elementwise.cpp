@@ -42,6 +42,17 @@ void unary_backward(Cpu, int64_t n, const T* x, const T* dy, T* dx) {
   map(n, dx, [=](int64_t i) { return dy[i] * F::slope(x[i]); });
 }
 
+template <class T>
+void swiglu_forward(Cpu, int64_t n, const T* a, const T* b, T* y) {
+  map(n, y, [=](int64_t i) { return Silu::value(a[i]) * b[i]; });
+}
+
+template <class T>
+void swiglu_backward(Cpu, int64_t n, const T* a, const T* b, const T* dy, T* da, T* db) {
+  if (da != nullptr) map(n, da, [=](int64_t i) { return dy[i] * b[i] * Silu::slope(a[i]); });
+  if (db != nullptr) map(n, db, [=](int64_t i) { return dy[i] * Silu::value(a[i]); });
+}
+
 BroadcastShape broadcast(const char* op, const Shape& a, const Shape& b) {
   BroadcastShape result;
   const int rank = std::max(a.rank(), b.rank());
@@ -182,6 +193,8 @@ void mask_rows(Cpu, int64_t rows, int64_t columns, const int32_t* mask, const T*
 #define INSTANTIATE(T)                                                                     \
   template void add<T>(Cpu, int64_t, const T*, const T*, T*);                              \
   template void scale<T>(Cpu, int64_t, T, const T*, T*);                                   \
+  template void swiglu_forward<T>(Cpu, int64_t, const T*, const T*, T*);                   \
+  template void swiglu_backward<T>(Cpu, int64_t, const T*, const T*, const T*, T*, T*);    \
   template void broadcast_add<T>(Cpu, const BroadcastShape&, const T*, const T*, T*);      \
   template void broadcast_multiply<T>(Cpu, const BroadcastShape&, const T*, const T*, T*); \
   template void broadcast_reduce<T>(Cpu, const BroadcastShape&, int64_t, const T*, T*);    \

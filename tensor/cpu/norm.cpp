@@ -1,4 +1,4 @@
-// Layer and RMS normalisation on the CPU. They are one computation: RMS norm takes 0 for the mean, and its
+// Normalisation on the CPU. Layer and RMS norm are one computation: RMS norm takes 0 for the mean, and its
 // backward lacks the term that the mean would bring. Where `mean` is null, RMS norm is meant.
 #include "tensor/kernels/norm.h"
 
@@ -65,21 +65,10 @@ void backward_row(int64_t columns, bool centred, T inverse_deviation, const T* n
   }
 }
 
-/// total[j] = sum over blocks of partial[block, j], in their order; nothing where total is null.
-template <class T>
-void sum_blocks(int64_t blocks, int64_t columns, const T* partial, T* total) {
-  if (total == nullptr) return;
-  std::fill_n(total, columns, T(0));
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int64_t j = 0; j < columns; ++j) total[j] += partial[block * columns + j];
-  }
-}
-
 template <class T>
 void norm_backward(int64_t rows, int64_t columns, const T* x, const T* weight, const T* mean,
                    const T* inverse_deviation, const T* dy, T* dx, T* dweight, T* dbias) {
-  // At most 128 blocks, so that their partial sums stay few beside the rows themselves.
-  const int64_t block_rows = std::max(rows_per_block(columns), (rows + 127) / 128);
+  const int64_t block_rows = rows_per_partial_sum(rows, columns);
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
   Scratch<T> scratch(4 * blocks * columns);
   T* dweight_parts = scratch.data();
@@ -141,13 +130,150 @@ void rms_norm_backward(Cpu, int64_t rows, int64_t columns, const T* x, const T* 
   norm_backward<T>(rows, columns, x, weight, nullptr, inverse_deviation, dy, dx, dweight, nullptr);
 }
 
-#define INSTANTIATE(T)                                                                                     \
-  template void layer_norm_forward<T>(Cpu, int64_t, int64_t, double, const T*, const T*, const T*, T*, T*, \
-                                      T*);                                                                 \
-  template void layer_norm_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, const T*,      \
-                                       const T*, T*, T*, T*);                                              \
-  template void rms_norm_forward<T>(Cpu, int64_t, int64_t, double, const T*, const T*, T*, T*);            \
-  template void rms_norm_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, const T*, T*, T*);
+namespace {
+
+/// y = f(gate)
+template <class F, class T>
+void activate(int64_t columns, const T* gate, T* y) {
+  for (int64_t j = 0; j < columns; ++j) y[j] = F::value(gate[j]);
+}
+
+/// y = a b; y may be a or b.
+template <class T>
+void multiply_rows(int64_t columns, const T* a, const T* b, T* y) {
+  for (int64_t j = 0; j < columns; ++j) y[j] = a[j] * b[j];
+}
+
+/// y = a weight, or a copy where weight is null; y may be a.
+template <class T>
+void weigh(int64_t columns, const T* a, const T* weight, T* y) {
+  for (int64_t j = 0; j < columns; ++j) y[j] = weight != nullptr ? a[j] * weight[j] : a[j];
+}
+
+/// dgate = signal F::slope(gate)
+template <class F, class T>
+void gate_slope(int64_t columns, const T* gate, const T* signal, T* dgate) {
+  for (int64_t j = 0; j < columns; ++j) dgate[j] = signal[j] * F::slope(gate[j]);
+}
+
+}  // namespace
+
+template <class F, class T>
+void gated_rms_norm_forward(Cpu, int64_t rows, int64_t columns, GateOrder order, double eps, const T* x,
+                            const T* gate, const T* weight, T* y, T* inverse_deviation) {
+  parallel_blocks(rows, rows_per_block(columns), [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* in = x + row * columns;
+      T* out = y + row * columns;
+      activate<F>(columns, gate + row * columns, out);
+      if (order == GateOrder::gate_first) multiply_rows(columns, in, out, out);
+      const T* normed = order == GateOrder::gate_first ? out : in;
+      const T factor = inverse_deviation_of(columns, normed, T(0), eps);
+      inverse_deviation[row] = factor;
+      if (order == GateOrder::norm_first) multiply_rows(columns, in, out, out);
+      for (int64_t j = 0; j < columns; ++j) out[j] *= factor;
+      weigh(columns, out, weight, out);
+    }
+  });
+}
+
+template <class F, class T>
+void gated_rms_norm_backward(Cpu, int64_t rows, int64_t columns, GateOrder order, const T* x, const T* gate,
+                             const T* weight, const T* inverse_deviation, const T* dy, T* dx, T* dgate,
+                             T* dweight) {
+  const int64_t block_rows = rows_per_partial_sum(rows, columns);
+  const int64_t blocks = (rows + block_rows - 1) / block_rows;
+  Scratch<T> scratch(4 * blocks * columns);
+  T* all_rows = scratch.data();
+  parallel_blocks(rows, block_rows, [=](int64_t begin, int64_t end) {
+    const int64_t slice = begin / block_rows * columns;
+    T* dweight_part = all_rows + slice;
+    T* activated = dweight_part + blocks * columns;  // f(gate)
+    T* normalised = activated + blocks * columns;    // n of the formula
+    T* weighted = normalised + blocks * columns;     // g of the formula
+    std::fill_n(dweight_part, columns, T(0));
+    for (int64_t row = begin; row < end; ++row) {
+      const T* in = x + row * columns;
+      const T* gradient = dy + row * columns;
+      const T* gate_row = gate + row * columns;
+      T* dx_row = dx + row * columns;
+      T* dgate_row = dgate + row * columns;
+      const T factor = inverse_deviation[row];
+      activate<F>(columns, gate_row, activated);
+      for (int64_t j = 0; j < columns; ++j) normalised[j] = in[j] * factor;
+      if (order == GateOrder::norm_first) {
+        multiply_rows(columns, gradient, activated, weighted);
+        for (int64_t j = 0; j < columns; ++j) dweight_part[j] += weighted[j] * normalised[j];
+        weigh(columns, weighted, weight, weighted);
+        backward_row(columns, false, factor, normalised, weighted, dx_row);
+        multiply_rows(columns, gradient, normalised, normalised);
+        weigh(columns, normalised, weight, normalised);
+        gate_slope<F>(columns, gate_row, normalised, dgate_row);
+      } else {
+        multiply_rows(columns, normalised, activated, normalised);
+        for (int64_t j = 0; j < columns; ++j) dweight_part[j] += gradient[j] * normalised[j];
+        weigh(columns, gradient, weight, weighted);
+        T* dz = dx_row;
+        backward_row(columns, false, factor, normalised, weighted, dz);
+        multiply_rows(columns, dz, in, weighted);
+        gate_slope<F>(columns, gate_row, weighted, dgate_row);
+        multiply_rows(columns, dz, activated, dx_row);
+      }
+    }
+  });
+  sum_blocks(blocks, columns, all_rows, dweight);
+}
+
+template <class T>
+void l2_normalize_forward(Cpu, int64_t rows, int64_t columns, double eps, const T* x, T* y,
+                          T* inverse_length) {
+  parallel_blocks(rows, rows_per_block(columns), [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* in = x + row * columns;
+      T* out = y + row * columns;
+      const double squares = row_sum<double>(columns, [=](int64_t j) {
+        const double value = in[j];
+        return value * value;
+      });
+      const T factor = static_cast<T>(1 / std::sqrt(squares + eps));
+      inverse_length[row] = factor;
+      for (int64_t j = 0; j < columns; ++j) out[j] = in[j] * factor;
+    }
+  });
+}
+
+template <class T>
+void l2_normalize_backward(Cpu, int64_t rows, int64_t columns, const T* x, const T* inverse_length,
+                           const T* dy, T* dx) {
+  parallel_blocks(rows, rows_per_block(columns), [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* in = x + row * columns;
+      const T* gradient = dy + row * columns;
+      T* out = dx + row * columns;
+      const T factor = inverse_length[row];
+      // n sum of dy n, with n = x factor never stored. In this order nothing overflows for large x.
+      const T projection = row_sum<T>(columns, [=](int64_t j) { return gradient[j] * (in[j] * factor); });
+      for (int64_t j = 0; j < columns; ++j) out[j] = (gradient[j] - in[j] * factor * projection) * factor;
+    }
+  });
+}
+
+#define INSTANTIATE_GATED(F, T)                                                                            \
+  template void gated_rms_norm_forward<F, T>(Cpu, int64_t, int64_t, GateOrder, double, const T*, const T*, \
+                                             const T*, T*, T*);                                            \
+  template void gated_rms_norm_backward<F, T>(Cpu, int64_t, int64_t, GateOrder, const T*, const T*,        \
+                                              const T*, const T*, const T*, T*, T*, T*);
+#define INSTANTIATE(T)                                                                                       \
+  template void layer_norm_forward<T>(Cpu, int64_t, int64_t, double, const T*, const T*, const T*, T*, T*,   \
+                                      T*);                                                                   \
+  template void layer_norm_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, const T*,        \
+                                       const T*, T*, T*, T*);                                                \
+  template void rms_norm_forward<T>(Cpu, int64_t, int64_t, double, const T*, const T*, T*, T*);              \
+  template void rms_norm_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, const T*, T*, T*); \
+  INSTANTIATE_GATED(Silu, T)                                                                                 \
+  INSTANTIATE_GATED(Sigmoid, T)                                                                              \
+  template void l2_normalize_forward<T>(Cpu, int64_t, int64_t, double, const T*, T*, T*);                    \
+  template void l2_normalize_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

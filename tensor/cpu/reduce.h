@@ -1,9 +1,12 @@
-// Reductions over one row by one thread, in a fixed order that vector instructions can follow.
+// Reductions in a fixed order: along one row by one thread, as vector instructions can follow it, and over
+// the partial sums of blocks of rows.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+
+#include "tensor/parallel.h"
 
 namespace mixgrad {
 
@@ -41,6 +44,22 @@ T row_maximum(int64_t n, const T* x) {
   return reduce(
       n, std::numeric_limits<T>::lowest(), [x](int64_t i) { return x[i]; },
       [](T maximum, T value) { return value > maximum ? value : maximum; });
+}
+
+/// Rows to a block where blocks have partial sums: at most 128 blocks, so that these stay few beside the
+/// rows.
+inline int64_t rows_per_partial_sum(int64_t rows, int64_t columns) {
+  return std::max(rows_per_block(columns), (rows + 127) / 128);
+}
+
+/// total[j] = sum over blocks of partial[block, j], in their order; nothing where total is null.
+template <class T>
+void sum_blocks(int64_t blocks, int64_t columns, const T* partial, T* total) {
+  if (total == nullptr) return;
+  std::fill_n(total, columns, T(0));
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t j = 0; j < columns; ++j) total[j] += partial[block * columns + j];
+  }
 }
 
 }  // namespace mixgrad

@@ -1,4 +1,4 @@
-// Elementwise kernels: unary functions, sums and products with broadcasting, dropout, row masks.
+// Elementwise kernels: unary functions, SwiGLU, sums and products with broadcasting, dropout, row masks.
 //
 // Pointers are to contiguous arrays of n elements unless a shape says otherwise.
 #pragma once
@@ -26,6 +26,13 @@ void unary_forward(Cpu, int64_t n, const T* x, T* y);
 /// dx = dy F::slope(x)
 template <class F, class T>
 void unary_backward(Cpu, int64_t n, const T* x, const T* dy, T* dx);
+
+/// y = silu(a) b. Shazeer: GLU variants improve transformer, 2020.
+template <class T>
+void swiglu_forward(Cpu, int64_t n, const T* a, const T* b, T* y);
+/// da = dy b silu'(a), db = dy silu(a), with silu(a) computed again. A null gradient isn't wanted.
+template <class T>
+void swiglu_backward(Cpu, int64_t n, const T* a, const T* b, const T* dy, T* da, T* db);
 
 /// Two operands and the common shape that they are repeated to: stride 0 along a repeated axis.
 struct BroadcastShape {

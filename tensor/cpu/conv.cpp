@@ -1,0 +1,179 @@
+// Short causal convolution on the CPU: one tile of channels of one sequence at a time, from token to token.
+#include "tensor/kernels/conv.h"
+
+#include <algorithm>
+
+#include "tensor/allocator.h"
+#include "tensor/cpu/reduce.h"
+#include "tensor/kernels/scalar.h"
+#include "tensor/parallel.h"
+
+namespace mixgrad {
+
+namespace {
+
+constexpr int64_t tile_channels = 64;
+
+/// The rows of one sequence, read on from its initial state: token t is at(t), for t >= -(W - 1).
+template <class T>
+struct Sequence {
+  T* tokens;
+  T* state;  // may be null
+  int64_t channels;
+  int64_t taps;
+
+  Sequence(const ConvShape& s, int64_t batch, T* x, T* states)
+      : tokens(x + batch * s.length * s.channels),
+        state(states == nullptr ? nullptr : states + batch * (s.taps - 1) * s.channels),
+        channels(s.channels),
+        taps(s.taps) {}
+
+  /// Null for a row of a state that isn't there.
+  T* at(int64_t t) const {
+    if (t >= 0) return tokens + t * channels;
+    return state == nullptr ? nullptr : state + (t + taps - 1) * channels;
+  }
+};
+
+/// weight [D, W] as [W, D], so that neighbouring channels are neighbours in memory.
+template <class T>
+void transpose_weight(const ConvShape& s, const T* weight, T* by_tap) {
+  for (int64_t c = 0; c < s.channels; ++c) {
+    for (int64_t i = 0; i < s.taps; ++i) by_tap[i * s.channels + c] = weight[c * s.taps + i];
+  }
+}
+
+/// sums[j] = bias + sum over i of weight[i] x[t - (W - 1) + i], for the n channels from `first`.
+template <class T>
+void convolve(const Sequence<const T>& x, const T* weight_by_tap, const T* bias, int64_t t, int64_t first,
+              int64_t n, T* sums) {
+  for (int64_t j = 0; j < n; ++j) sums[j] = bias != nullptr ? bias[first + j] : T(0);
+  for (int64_t i = 0; i < x.taps; ++i) {
+    const T* row = x.at(t - (x.taps - 1) + i);
+    if (row == nullptr) continue;
+    const T* tap = weight_by_tap + i * x.channels + first;
+    for (int64_t j = 0; j < n; ++j) sums[j] += tap[j] * row[first + j];
+  }
+}
+
+/// Calls body(batch, first channel, number of channels) for each tile, in parallel.
+template <class Body>
+void for_each_tile(const ConvShape& s, const Body& body) {
+  const int64_t tiles = (s.channels + tile_channels - 1) / tile_channels;
+  parallel_tasks(s.batch * tiles, [&](int64_t task) {
+    const int64_t first = task % tiles * tile_channels;
+    body(task / tiles, first, std::min(tile_channels, s.channels - first));
+  });
+}
+
+}  // namespace
+
+template <class T>
+void causal_conv1d_forward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
+                           const T* initial_state, T* y, T* final_state) {
+  Scratch<T> scratch(s.taps * s.channels);
+  T* by_tap = scratch.data();
+  transpose_weight(s, weight, by_tap);
+  for_each_tile(s, [=](int64_t batch, int64_t first, int64_t n) {
+    const Sequence<const T> in(s, batch, x, initial_state);
+    for (int64_t t = 0; t < s.length; ++t) {
+      T sums[tile_channels];
+      convolve(in, by_tap, bias, t, first, n, sums);
+      T* out = y + (batch * s.length + t) * s.channels + first;
+      if (s.silu) {
+        for (int64_t j = 0; j < n; ++j) out[j] = Silu::value(sums[j]);
+      } else {
+        std::copy_n(sums, n, out);
+      }
+    }
+    if (final_state == nullptr) return;
+    for (int64_t i = 0; i < s.taps - 1; ++i) {
+      const T* row = in.at(s.length - (s.taps - 1) + i);
+      T* out = final_state + (batch * (s.taps - 1) + i) * s.channels + first;
+      if (row != nullptr)
+        std::copy_n(row + first, n, out);
+      else
+        std::fill_n(out, n, T(0));
+    }
+  });
+}
+
+namespace {
+
+/// Before anything is added: the gradient of each row is that of the final state, where it became part of it.
+template <class T>
+void begin_gradients(const ConvShape& s, const Sequence<T>& dx, const T* dfinal_state, int64_t first,
+                     int64_t n) {
+  for (int64_t t = -(s.taps - 1); t < s.length; ++t) {
+    T* row = dx.at(t);
+    if (row == nullptr) continue;
+    const int64_t place = t - (s.length - (s.taps - 1));  // in the final state
+    if (place >= 0 && dfinal_state != nullptr)
+      std::copy_n(dfinal_state + place * s.channels + first, n, row + first);
+    else
+      std::fill_n(row + first, n, T(0));
+  }
+}
+
+/// e = dy f'(sums), from the sums that are in e.
+template <class T>
+void through_activation(bool silu, int64_t n, const T* dy, T* e) {
+  for (int64_t j = 0; j < n; ++j) e[j] = silu ? dy[j] * Silu::slope(e[j]) : dy[j];
+}
+
+}  // namespace
+
+template <class T>
+void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
+                            const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
+                            T* dbias, T* dinitial_state) {
+  const int64_t weights = s.taps * s.channels;
+  Scratch<T> scratch(weights * (s.batch + 2) + s.batch * s.channels);
+  T* by_tap = scratch.data();
+  T* dweight_by_tap = by_tap + weights;
+  T* dweight_parts = dweight_by_tap + weights;         // [B, W, D]
+  T* dbias_parts = dweight_parts + s.batch * weights;  // [B, D]
+  transpose_weight(s, weight, by_tap);
+  std::fill_n(dweight_parts, s.batch * (weights + s.channels), T(0));
+  for_each_tile(s, [=](int64_t batch, int64_t first, int64_t n) {
+    const Sequence<const T> in(s, batch, x, initial_state);
+    const Sequence<T> out(s, batch, dx, dinitial_state);
+    begin_gradients(s, out,
+                    dfinal_state == nullptr ? nullptr : dfinal_state + batch * (s.taps - 1) * s.channels,
+                    first, n);
+    if (dy == nullptr) return;
+    T* dbias_part = dbias_parts + batch * s.channels + first;
+    for (int64_t t = 0; t < s.length; ++t) {
+      T e[tile_channels];
+      if (s.silu) convolve(in, by_tap, bias, t, first, n, e);
+      through_activation(s.silu, n, dy + (batch * s.length + t) * s.channels + first, e);
+      for (int64_t j = 0; j < n; ++j) dbias_part[j] += e[j];
+      for (int64_t i = 0; i < s.taps; ++i) {
+        const int64_t source = t - (s.taps - 1) + i;
+        const T* tap = by_tap + i * s.channels + first;
+        if (T* row = out.at(source)) {
+          for (int64_t j = 0; j < n; ++j) row[first + j] += tap[j] * e[j];
+        }
+        if (const T* row = in.at(source)) {
+          T* dtap = dweight_parts + batch * weights + i * s.channels + first;
+          for (int64_t j = 0; j < n; ++j) dtap[j] += e[j] * row[first + j];
+        }
+      }
+    }
+  });
+  sum_blocks(s.batch, s.channels, dbias_parts, dbias);
+  if (dweight == nullptr) return;
+  sum_blocks(s.batch, weights, dweight_parts, dweight_by_tap);
+  for (int64_t c = 0; c < s.channels; ++c) {
+    for (int64_t i = 0; i < s.taps; ++i) dweight[c * s.taps + i] = dweight_by_tap[i * s.channels + c];
+  }
+}
+
+#define INSTANTIATE(T)                                                                                      \
+  template void causal_conv1d_forward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, T*, T*);   \
+  template void causal_conv1d_backward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, const T*, \
+                                          const T*, T*, T*, T*, T*);
+INSTANTIATE(float)
+INSTANTIATE(double)
+
+}  // namespace mixgrad

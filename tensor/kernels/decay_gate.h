@@ -1,0 +1,26 @@
+// The forgetting gate of gated recurrences: a log decay from a projection of the token.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/device.h"
+
+namespace mixgrad {
+
+/// N tokens, H heads, each with `channels` gates of its own: one for a gate per head, dk for one per key
+/// channel.
+struct DecayGateShape {
+  int64_t tokens, heads, channels;
+};
+
+/// g = -exp(A_log[h]) softplus(a + dt_bias[h, c]) for a, g [N, H, channels], A_log [H], dt_bias [H,
+/// channels]. Gu, Dao: Mamba, 2023, with its step size softplus(a + dt_bias) and its rate -exp(A_log).
+template <class T>
+void decay_gate_forward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, T* g);
+/// da = -dg exp(A_log) sigmoid(a + dt_bias), ddt_bias = sum over tokens of da, dA_log = sum over tokens and
+/// channels of dg g. A null gradient isn't wanted.
+template <class T>
+void decay_gate_backward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, const T* dg,
+                         T* da, T* dA_log, T* ddt_bias);
+
+}  // namespace mixgrad

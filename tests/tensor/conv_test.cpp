@@ -1,0 +1,135 @@
+// Short causal convolution: values, reading in pieces, what lies in the future, messages, repeatability.
+#include "autograd/ops/conv.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/tensor/fixtures.h"
+
+namespace mixgrad {
+namespace {
+
+using Values = std::vector<double>;
+
+/// Tokens [start, start + length) of x [B, T, D], as a tensor of their own.
+Variable tokens(const Variable& x, int64_t start, int64_t length) {
+  return Variable(x.value().narrow(1, start, length).contiguous());
+}
+
+}  // namespace
+
+TEST_CASE("tensor/conv: each channel sums its newest values with the last tap on the newest") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable x = leaf({1, 10, 2, 20, 3, 30}, {1, 3, 2}, device, dtype);
+    const Variable weight = leaf({100, 10, 1, 1, 0, -1}, {2, 3}, device, dtype);
+    const Variable bias = leaf({0.5, 0}, {2}, device, dtype);
+    const Convolution got = causal_conv1d(x, weight, bias);
+    CHECK(got.output.value().to_vector() == Values{1.5, -10, 12.5, -20, 123.5, -20});
+    CHECK(got.state.value().to_vector() == Values{2, 20, 3, 30});
+    const Variable before = leaf({7, 70, 8, 80}, {1, 2, 2}, device, dtype);
+    const Convolution with_state = causal_conv1d(x, weight, bias, before);
+    CHECK(with_state.output.value().to_vector() == Values{781.5, 60, 812.5, 60, 123.5, -20});
+  });
+}
+
+TEST_CASE("tensor/conv: any split with the state handed on gives the same bits") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const NoGrad no_grad;
+    const int64_t length = 9, channels = 67, taps = 4;
+    const Variable x = leaf(waves(2 * length * channels), {2, length, channels}, device, dtype);
+    const Variable weight = leaf(waves(channels * taps), {channels, taps}, device, dtype);
+    const Variable bias = leaf(waves(channels), {channels}, device, dtype);
+    const Convolution whole = causal_conv1d(x, weight, bias, {}, {.silu = true});
+    for (const int64_t piece : {1, 2, 4, 9}) {
+      CAPTURE(piece);
+      Variable state;
+      for (int64_t start = 0; start < length; start += piece) {
+        const int64_t count = std::min(piece, length - start);
+        const Convolution part = causal_conv1d(tokens(x, start, count), weight, bias, state, {.silu = true});
+        CHECK(part.output.value().to_vector() == tokens(whole.output, start, count).value().to_vector());
+        state = part.state;
+      }
+      CHECK(state.value().to_vector() == whole.state.value().to_vector());
+    }
+  });
+}
+
+TEST_CASE("tensor/conv: no output sees a later token or one further back than the taps") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const int64_t length = 8, channels = 3;
+    const Variable weight = leaf(waves(channels * 3), {channels, 3}, device, dtype);
+    Values values = waves(length * channels);
+    const Variable before = causal_conv1d(leaf(values, {1, length, channels}, device, dtype), weight).output;
+    for (int64_t c = 0; c < channels; ++c) {
+      values[4 * channels + c] = std::numeric_limits<double>::quiet_NaN();
+    }
+    const Variable after = causal_conv1d(leaf(values, {1, length, channels}, device, dtype), weight).output;
+    const Values old_values = before.value().to_vector(), new_values = after.value().to_vector();
+    for (int64_t t = 0; t < length; ++t) {
+      for (int64_t c = 0; c < channels; ++c) {
+        CAPTURE(t);
+        const int64_t i = t * channels + c;
+        if (t >= 4 && t < 7)
+          CHECK(std::isnan(new_values[i]));
+        else
+          CHECK(new_values[i] == old_values[i]);
+      }
+    }
+  });
+}
+
+TEST_CASE("tensor/conv: without tokens the state passes unchanged and so does its gradient") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Variable x(Tensor::zeros({2, 0, 3}, dtype, device), true);
+    const Variable weight = leaf(waves(12), {3, 4}, device, dtype);
+    const Variable before = leaf(waves(18), {2, 3, 3}, device, dtype);
+    const Convolution got = causal_conv1d(x, weight, {}, before);
+    CHECK(got.output.shape() == Shape{2, 0, 3});
+    CHECK(got.state.value().to_vector() == before.value().to_vector());
+    backward({got.state}, {before.value()});
+    CHECK(before.grad().to_vector() == before.value().to_vector());
+    CHECK(weight.grad().to_vector() == Values(12, 0));
+    // Nor does it need a state before the first token.
+    CHECK(causal_conv1d(x, weight).state.value().to_vector() == Values(18, 0));
+  });
+}
+
+TEST_CASE("tensor/conv: operands that do not fit are named") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const auto zeros = [&](const Shape& shape) { return Variable(Tensor::zeros(shape, dtype, device)); };
+    const Variable x = zeros({2, 5, 3});
+    CHECK(error_of([&] {
+            causal_conv1d(zeros({5, 3}), zeros({3, 4}));
+          }) == "[causal_conv1d] x (5, 3); allowed: [B, T, D]");
+    CHECK(error_of([&] {
+            causal_conv1d(x, zeros({4, 3}));
+          }) == "[causal_conv1d] weight (4, 3) for x (2, 5, 3); allowed: (3, W) with W of 1 or more");
+    CHECK(error_of([&] {
+            causal_conv1d(x, zeros({3, 4}), zeros({4}));
+          }) == "[causal_conv1d] bias (4); allowed: (3)");
+    CHECK(error_of([&] {
+            causal_conv1d(x, zeros({3, 4}), {}, zeros({2, 4, 3}));
+          }) == "[causal_conv1d] initial_state (2, 4, 3); allowed: (2, 3, 3)");
+  });
+}
+
+TEST_CASE("tensor/conv: the number of threads changes no bit") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const Shape shape{3, 100, 150};
+    check_same_with_any_threads([&] {
+      const Variable x = leaf(waves(shape.elements()), shape, device, dtype);
+      const Variable weight = leaf(waves(600), {150, 4}, device, dtype);
+      const Variable bias = leaf(waves(150), {150}, device, dtype);
+      const Convolution got = causal_conv1d(x, weight, bias, {}, {.silu = true});
+      backward({got.output}, {x.value()});
+      Values all = got.output.value().to_vector();
+      for (const Variable& input : {x, weight, bias}) {
+        const Values more = input.grad().to_vector();
+        all.insert(all.end(), more.begin(), more.end());
+      }
+      return all;
+    });
+  });
+}
+
+}  // namespace mixgrad
