@@ -12,6 +12,7 @@
 #include "autograd/ops/norm.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/ops/rope.h"
+#include "autograd/ops/scan.h"
 #include "autograd/ops/softmax.h"
 #include "autograd/tape.h"
 #include "models/language_model.h"
@@ -140,6 +141,14 @@ void run_gated(GoldenCase& golden) {
                  add(golden.input("g"), zero), golden.input("state0"));
   golden.output("o", got.output);
   golden.output("state", got.state);
+}
+
+void run_selective_scan(GoldenCase& golden) {
+  const Scan got =
+      selective_scan(golden.input("u"), golden.input("delta"), golden.input("A"), golden.input("B"),
+                     golden.input("C"), golden.input("D"), golden.input("h0"));
+  golden.output("y", got.output);
+  golden.output("h", got.state);
 }
 
 /// Entry t along the first axis, as a view.
@@ -322,6 +331,7 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"linear_attention_norm", run_linear_attention_norm},
       {"retention", run_gated},
       {"scalar_gate", run_gated},
+      {"selective_scan", run_selective_scan},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},

@@ -1,0 +1,283 @@
+// The selective scan on the CPU: one tile of channels of one sequence at a time, from token to token. What
+// belongs to a tile is kept as [N, tile], so that vector instructions run over channels whatever N is.
+#include "tensor/kernels/scan.h"
+
+#include <algorithm>
+
+#include "tensor/allocator.h"
+#include "tensor/cpu/reduce.h"
+#include "tensor/cpu/vector_exp.h"
+#include "tensor/parallel.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// Channels to a tile. A tile at the end of the channels is filled up with zeros, which add nothing to any
+/// sum.
+constexpr int64_t tile = 32;
+
+int64_t tiles(const ScanShape& s) { return (s.channels + tile - 1) / tile; }
+
+/// Which sequence and channels a task works on.
+struct Place {
+  int64_t batch, first, count;
+};
+
+/// Calls body(place, room) for all tiles, with room for `size` numbers. Tiles share a fixed number of rooms,
+/// so that these take the same memory for any batch.
+template <class T, class Body>
+void for_each_tile(const ScanShape& s, int64_t size, const Body& body) {
+  const int64_t tasks = s.batch * tiles(s);
+  const int64_t rooms = std::min<int64_t>(tasks, 64);
+  Scratch<T> scratch(rooms * size);
+  T* first_room = scratch.data();
+  parallel_tasks(rooms, [&](int64_t room) {
+    for (int64_t task = room; task < tasks; task += rooms) {
+      const int64_t first = task % tiles(s) * tile;
+      body(Place{task / tiles(s), first, std::min(tile, s.channels - first)}, first_room + room * size);
+    }
+  });
+}
+
+/// A tile's part of a row of channels; zeros for null.
+template <class T>
+void load_row(const T* row, int64_t count, T* out) {
+  if (row == nullptr) count = 0;
+  std::copy_n(row, count, out);
+  std::fill_n(out + count, tile - count, T(0));
+}
+
+/// A tile [N, tile] of numbers [D, N]; zeros for null.
+template <class T>
+void load_transposed(const ScanShape& s, const Place& place, const T* values, T* out) {
+  std::fill_n(out, s.states * tile, T(0));
+  if (values == nullptr) return;
+  for (int64_t j = 0; j < place.count; ++j) {
+    for (int64_t n = 0; n < s.states; ++n) out[n * tile + j] = values[(place.first + j) * s.states + n];
+  }
+}
+
+template <class T>
+void store_transposed(const ScanShape& s, const Place& place, const T* in, T* values) {
+  for (int64_t j = 0; j < place.count; ++j) {
+    for (int64_t n = 0; n < s.states; ++n) values[(place.first + j) * s.states + n] = in[n * tile + j];
+  }
+}
+
+/// The part of a batch entry's [D, N] numbers of [B, D, N]; null for null.
+template <class T>
+T* of_batch(const ScanShape& s, const Place& place, T* values) {
+  return values == nullptr ? nullptr : values + place.batch * s.channels * s.states;
+}
+
+/// What a tile needs of one token.
+template <class T>
+struct Token {
+  T u[tile], delta[tile], write[tile];  // write = delta u
+  const T *B, *C;                       // [N]
+
+  Token(const ScanShape& s, const Place& place, const ScanInputs<T>& in, int64_t t) {
+    const int64_t row = place.batch * s.length + t;
+    load_row(in.u + row * s.channels + place.first, place.count, u);
+    load_row(in.delta + row * s.channels + place.first, place.count, delta);
+    for (int64_t j = 0; j < tile; ++j) write[j] = delta[j] * u[j];
+    B = in.B + row * s.states;
+    C = in.C + row * s.states;
+  }
+};
+
+/// decay = exp(delta A) and after = decay before + write B. after may be before.
+template <class T>
+void advance(int64_t states, const Token<T>& token, const T* A, const T* before, T* decay, T* after) {
+  for (int64_t n = 0; n < states; ++n) {
+    const int64_t row = n * tile;
+    // By way of local arrays, of which the compiler knows that they overlap with nothing.
+    T factor[tile], next[tile];
+    for (int64_t j = 0; j < tile; ++j) factor[j] = vector_exp(token.delta[j] * A[row + j]);
+    for (int64_t j = 0; j < tile; ++j) next[j] = factor[j] * before[row + j] + token.write[j] * token.B[n];
+    std::copy_n(factor, tile, decay + row);
+    std::copy_n(next, tile, after + row);
+  }
+}
+
+/// The checkpoint of a chunk: row n of a tile is at n * D.
+template <class T>
+T* checkpoint_of(const ScanShape& s, const Place& place, int64_t chunk, T* checkpoints) {
+  return checkpoints + (place.batch * s.chunks() + chunk) * s.states * s.channels + place.first;
+}
+
+template <class T>
+void scan_tile(const ScanShape& s, const Place& place, const ScanInputs<T>& in, T* y, T* final_state,
+               T* checkpoints, T* room) {
+  T* A = room;
+  T* h = A + s.states * tile;
+  T* decay = h + s.states * tile;
+  T skip[tile];
+  load_transposed(s, place, in.A, A);
+  load_transposed(s, place, of_batch(s, place, in.initial_state), h);
+  load_row(in.D == nullptr ? nullptr : in.D + place.first, place.count, skip);
+  for (int64_t t = 0; t < s.length; ++t) {
+    if (checkpoints != nullptr && t % s.chunk == 0) {
+      T* checkpoint = checkpoint_of(s, place, t / s.chunk, checkpoints);
+      for (int64_t n = 0; n < s.states; ++n)
+        std::copy_n(h + n * tile, place.count, checkpoint + n * s.channels);
+    }
+    const Token<T> token(s, place, in, t);
+    advance(s.states, token, A, h, decay, h);
+    T sum[tile];
+    for (int64_t j = 0; j < tile; ++j) sum[j] = skip[j] * token.u[j];
+    for (int64_t n = 0; n < s.states; ++n) {
+      for (int64_t j = 0; j < tile; ++j) sum[j] += token.C[n] * h[n * tile + j];
+    }
+    std::copy_n(sum, place.count, y + (place.batch * s.length + t) * s.channels + place.first);
+  }
+  if (final_state != nullptr) store_transposed(s, place, h, of_batch(s, place, final_state));
+}
+
+}  // namespace
+
+template <class T>
+void selective_scan_forward(Cpu, ScanShape s, const ScanInputs<T>& in, T* y, T* final_state, T* checkpoints) {
+  for_each_tile<T>(s, 3 * s.states * tile, [&](const Place& place, T* room) {
+    scan_tile(s, place, in, y, final_state, checkpoints, room);
+  });
+}
+
+namespace {
+
+/// What a tile's backward pass works with, all [N, tile] or several of them.
+template <class T>
+struct BackwardRoom {
+  T* A;
+  T* dA;
+  T* G;       // the gradient of the state, as far as tokens further on have determined it
+  T* states;  // before the first token of the chunk and after each
+  T* decays;  // of each token of the chunk
+
+  static int64_t chunk(const ScanShape& s) { return std::min(s.chunk, s.length); }
+  static int64_t size(const ScanShape& s) { return (2 * chunk(s) + 4) * s.states * tile; }
+
+  BackwardRoom(const ScanShape& s, T* room) {
+    const int64_t one = s.states * tile;
+    A = room;
+    dA = A + one;
+    G = dA + one;
+    states = G + one;
+    decays = states + (chunk(s) + 1) * one;
+  }
+};
+
+/// Partial sums that belong to one tile alone: dB and dC over its channels, dD over its sequence's tokens.
+template <class T>
+struct TileSums {
+  T *dB, *dC;  // [T, N]
+  T dD[tile];
+};
+
+/// One token's step back: G becomes the gradient of the state before it.
+template <class T>
+void step_back(const ScanShape& s, const Place& place, const ScanInputs<T>& in, const T* dy, int64_t t,
+               const BackwardRoom<T>& room, const T* before, const T* after, const T* decay,
+               const ScanGradients<T>& out, TileSums<T>& sums) {
+  const Token<T> token(s, place, in, t);
+  const int64_t offset = (place.batch * s.length + t) * s.channels + place.first;
+  T gradient[tile], skip[tile], write_sum[tile] = {}, decay_sum[tile] = {};
+  load_row(dy == nullptr ? nullptr : dy + offset, place.count, gradient);
+  load_row(in.D == nullptr ? nullptr : in.D + place.first, place.count, skip);
+  for (int64_t n = 0; n < s.states; ++n) {
+    const int64_t row = n * tile;
+    T g[tile], earlier[tile], through[tile];
+    for (int64_t j = 0; j < tile; ++j) g[j] = room.G[row + j] + token.C[n] * gradient[j];
+    for (int64_t j = 0; j < tile; ++j) earlier[j] = g[j] * decay[row + j];
+    for (int64_t j = 0; j < tile; ++j) through[j] = earlier[j] * before[row + j];
+    for (int64_t j = 0; j < tile; ++j) write_sum[j] += g[j] * token.B[n];
+    for (int64_t j = 0; j < tile; ++j) decay_sum[j] += through[j] * room.A[row + j];
+    for (int64_t j = 0; j < tile; ++j) room.dA[row + j] += through[j] * token.delta[j];
+    sums.dB[t * s.states + n] = row_sum<T>(tile, [&](int64_t j) { return g[j] * token.write[j]; });
+    sums.dC[t * s.states + n] = row_sum<T>(tile, [&](int64_t j) { return gradient[j] * after[row + j]; });
+    std::copy_n(earlier, tile, room.G + row);
+  }
+  for (int64_t j = 0; j < place.count; ++j) {
+    out.du[offset + j] = write_sum[j] * token.delta[j] + skip[j] * gradient[j];
+    out.ddelta[offset + j] = decay_sum[j] + write_sum[j] * token.u[j];
+  }
+  for (int64_t j = 0; j < tile; ++j) sums.dD[j] += gradient[j] * token.u[j];
+}
+
+/// The states and decays of a chunk's tokens, again.
+template <class T>
+void replay_chunk(const ScanShape& s, const Place& place, const ScanInputs<T>& in, const T* checkpoints,
+                  int64_t begin, int64_t end, const BackwardRoom<T>& room) {
+  const int64_t one = s.states * tile;
+  const T* checkpoint = checkpoint_of(s, place, begin / s.chunk, checkpoints);
+  for (int64_t n = 0; n < s.states; ++n) {
+    load_row(checkpoint + n * s.channels, place.count, room.states + n * tile);
+  }
+  for (int64_t i = 0; i < end - begin; ++i) {
+    advance(s.states, Token<T>(s, place, in, begin + i), room.A, room.states + i * one, room.decays + i * one,
+            room.states + (i + 1) * one);
+  }
+}
+
+/// total[i] = sum over parts of part[i], in their order.
+template <class T>
+void sum_parts(int64_t parts, int64_t size, const T* part, T* total) {
+  parallel_blocks(size, 16384, [=](int64_t begin, int64_t end) {
+    std::fill(total + begin, total + end, T(0));
+    for (int64_t p = 0; p < parts; ++p) {
+      for (int64_t i = begin; i < end; ++i) total[i] += part[p * size + i];
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void selective_scan_backward(Cpu, ScanShape s, const ScanInputs<T>& in, const T* checkpoints, const T* dy,
+                             const T* dfinal_state, const ScanGradients<T>& out) {
+  const int64_t one = s.states * tile;
+  const int64_t token_states = s.batch * s.length * s.states;
+  const int64_t weights = s.channels * s.states;
+  // A sum for each tile, or each sequence, first: 2 B T N numbers a tile, which is N / 16 times u.
+  Scratch<T> scratch(2 * tiles(s) * token_states + s.batch * (weights + s.channels));
+  T* dB_parts = scratch.data();                      // [tiles, B, T, N]
+  T* dC_parts = dB_parts + tiles(s) * token_states;  // [tiles, B, T, N]
+  T* dA_parts = dC_parts + tiles(s) * token_states;  // [B, D, N]
+  T* dD_parts = dA_parts + s.batch * weights;        // [B, D]
+  for_each_tile<T>(s, BackwardRoom<T>::size(s), [&](const Place& place, T* memory) {
+    const BackwardRoom<T> room(s, memory);
+    const int64_t part = place.first / tile * token_states + place.batch * s.length * s.states;
+    TileSums<T> sums{dB_parts + part, dC_parts + part, {}};
+    load_transposed(s, place, in.A, room.A);
+    load_transposed(s, place, of_batch(s, place, dfinal_state), room.G);
+    std::fill_n(room.dA, one, T(0));
+    for (int64_t chunk = s.chunks() - 1; chunk >= 0; --chunk) {
+      const int64_t begin = chunk * s.chunk;
+      const int64_t end = std::min(s.length, begin + s.chunk);
+      replay_chunk(s, place, in, checkpoints, begin, end, room);
+      for (int64_t i = end - begin - 1; i >= 0; --i) {
+        step_back(s, place, in, dy, begin + i, room, room.states + i * one, room.states + (i + 1) * one,
+                  room.decays + i * one, out, sums);
+      }
+    }
+    store_transposed(s, place, room.dA, of_batch(s, place, dA_parts));
+    std::copy_n(sums.dD, place.count, dD_parts + place.batch * s.channels + place.first);
+    if (out.dinitial_state != nullptr) {
+      store_transposed(s, place, room.G, of_batch(s, place, out.dinitial_state));
+    }
+  });
+  sum_parts(tiles(s), token_states, dB_parts, out.dB);
+  sum_parts(tiles(s), token_states, dC_parts, out.dC);
+  sum_parts(s.batch, weights, dA_parts, out.dA);
+  if (out.dD != nullptr) sum_parts(s.batch, s.channels, dD_parts, out.dD);
+}
+
+#define INSTANTIATE(T)                                                                               \
+  template void selective_scan_forward<T>(Cpu, ScanShape, const ScanInputs<T>&, T*, T*, T*);         \
+  template void selective_scan_backward<T>(Cpu, ScanShape, const ScanInputs<T>&, const T*, const T*, \
+                                           const T*, const ScanGradients<T>&);
+INSTANTIATE(float)
+INSTANTIATE(double)
+
+}  // namespace mixgrad
