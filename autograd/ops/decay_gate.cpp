@@ -8,7 +8,8 @@ namespace mixgrad {
 
 namespace {
 
-/// g = -exp(A_log) softplus(a + dt_bias); the backward is in tensor/kernels/decay_gate.h. Saved: the inputs.
+/// g = -exp(A_log) softplus(a + dt_bias); the backward is in tensor/kernels/decay_gate.h. Saved: the inputs,
+/// g.
 struct DecayGate {
   static constexpr std::string_view name = "decay_gate";
   DecayGateShape shape;
@@ -22,6 +23,7 @@ struct DecayGate {
     context.save(a);
     context.save(A_log);
     context.save(dt_bias);
+    context.save(g);
     return g;
   }
 
@@ -29,13 +31,15 @@ struct DecayGate {
     const Tensor& a = context.saved(0);
     const Tensor& A_log = context.saved(1);
     const Tensor& dt_bias = context.saved(2);
+    const Tensor& g = context.saved(3);
     Tensor da = context.wants(0) ? empty_like(a) : Tensor();
     Tensor dA_log = context.wants(1) ? empty_like(A_log) : Tensor();
     Tensor ddt_bias = context.wants(2) ? empty_like(dt_bias) : Tensor();
     dispatch(a, [&](auto device, auto type) {
       using T = decltype(type);
-      decay_gate_backward(device, shape, a.data<T>(), A_log.data<T>(), dt_bias.data<T>(), dg.data<T>(),
-                          da.data_or_null<T>(), dA_log.data_or_null<T>(), ddt_bias.data_or_null<T>());
+      decay_gate_backward(device, shape, a.data<T>(), A_log.data<T>(), dt_bias.data<T>(), g.data<T>(),
+                          dg.data<T>(), da.data_or_null<T>(), dA_log.data_or_null<T>(),
+                          ddt_bias.data_or_null<T>());
     });
     return {da, dA_log, ddt_bias};
   }

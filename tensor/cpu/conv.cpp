@@ -2,6 +2,7 @@
 #include "tensor/kernels/conv.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
@@ -44,9 +45,9 @@ void transpose_weight(const ConvShape& s, const T* weight, T* by_tap) {
 }
 
 /// sums[j] = bias + sum over i of weight[i] x[t - (W - 1) + i], for the n channels from `first`.
-template <class T>
+template <class T, class Count>
 void convolve(const Sequence<const T>& x, const T* weight_by_tap, const T* bias, int64_t t, int64_t first,
-              int64_t n, T* sums) {
+              Count n, T* sums) {
   for (int64_t j = 0; j < n; ++j) sums[j] = bias != nullptr ? bias[first + j] : T(0);
   for (int64_t i = 0; i < x.taps; ++i) {
     const T* row = x.at(t - (x.taps - 1) + i);
@@ -56,13 +57,18 @@ void convolve(const Sequence<const T>& x, const T* weight_by_tap, const T* bias,
   }
 }
 
-/// Calls body(batch, first channel, number of channels) for each tile, in parallel.
+/// Calls body(batch, first channel, number of channels) for each tile, in parallel. The number of a whole
+/// tile is a constant to the compiler, which can keep the tile's sums in registers.
 template <class Body>
 void for_each_tile(const ConvShape& s, const Body& body) {
   const int64_t tiles = (s.channels + tile_channels - 1) / tile_channels;
   parallel_tasks(s.batch * tiles, [&](int64_t task) {
+    const int64_t batch = task / tiles;
     const int64_t first = task % tiles * tile_channels;
-    body(task / tiles, first, std::min(tile_channels, s.channels - first));
+    if (s.channels - first >= tile_channels)
+      body(batch, first, std::integral_constant<int64_t, tile_channels>{});
+    else
+      body(batch, first, s.channels - first);
   });
 }
 
@@ -74,7 +80,7 @@ void causal_conv1d_forward(Cpu, ConvShape s, const T* x, const T* weight, const 
   Scratch<T> scratch(s.taps * s.channels);
   T* by_tap = scratch.data();
   transpose_weight(s, weight, by_tap);
-  for_each_tile(s, [=](int64_t batch, int64_t first, int64_t n) {
+  for_each_tile(s, [=](int64_t batch, int64_t first, auto n) {
     const Sequence<const T> in(s, batch, x, initial_state);
     for (int64_t t = 0; t < s.length; ++t) {
       T sums[tile_channels];
@@ -135,7 +141,7 @@ void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const
   T* dbias_parts = dweight_parts + s.batch * weights;  // [B, D]
   transpose_weight(s, weight, by_tap);
   std::fill_n(dweight_parts, s.batch * (weights + s.channels), T(0));
-  for_each_tile(s, [=](int64_t batch, int64_t first, int64_t n) {
+  for_each_tile(s, [=](int64_t batch, int64_t first, auto n) {
     const Sequence<const T> in(s, batch, x, initial_state);
     const Sequence<T> out(s, batch, dx, dinitial_state);
     begin_gradients(s, out,

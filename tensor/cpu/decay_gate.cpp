@@ -38,8 +38,8 @@ void decay_gate_forward(Cpu, DecayGateShape s, const T* a, const T* A_log, const
 }
 
 template <class T>
-void decay_gate_backward(Cpu, DecayGateShape s, const T* a, const T* A_log, const T* dt_bias, const T* dg,
-                         T* da, T* dA_log, T* ddt_bias) {
+void decay_gate_backward(Cpu, DecayGateShape s, const T* a, const T* A_log, const T* dt_bias, const T* g,
+                         const T* dg, T* da, T* dA_log, T* ddt_bias) {
   const int64_t columns = s.heads * s.channels;
   const int64_t block_tokens = rows_per_partial_sum(s.tokens, columns);
   const int64_t blocks = (s.tokens + block_tokens - 1) / block_tokens;
@@ -59,12 +59,11 @@ void decay_gate_backward(Cpu, DecayGateShape s, const T* a, const T* A_log, cons
     std::fill_n(dbias_part, columns, T(0));
     for (int64_t token = begin; token < end; ++token) {
       const T* in = a + token * columns;
+      const T* gate = g + token * columns;
       const T* gradient = dg + token * columns;
       for (int64_t j = 0; j < columns; ++j) slope[j] = gradient[j] * rate[j] * sigmoid(in[j] + dt_bias[j]);
       for (int64_t j = 0; j < columns; ++j) dbias_part[j] += slope[j];
-      for (int64_t j = 0; j < columns; ++j) {
-        dA_log_part[j] += gradient[j] * rate[j] * softplus(in[j] + dt_bias[j]);
-      }
+      for (int64_t j = 0; j < columns; ++j) dA_log_part[j] += gradient[j] * gate[j];
       if (da != nullptr) std::copy_n(slope, columns, da + token * columns);
     }
   });
@@ -76,10 +75,10 @@ void decay_gate_backward(Cpu, DecayGateShape s, const T* a, const T* A_log, cons
   }
 }
 
-#define INSTANTIATE(T)                                                                                      \
-  template void decay_gate_forward<T>(Cpu, DecayGateShape, const T*, const T*, const T*, T*);               \
-  template void decay_gate_backward<T>(Cpu, DecayGateShape, const T*, const T*, const T*, const T*, T*, T*, \
-                                       T*);
+#define INSTANTIATE(T)                                                                              \
+  template void decay_gate_forward<T>(Cpu, DecayGateShape, const T*, const T*, const T*, T*);       \
+  template void decay_gate_backward<T>(Cpu, DecayGateShape, const T*, const T*, const T*, const T*, \
+                                       const T*, T*, T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

@@ -138,22 +138,32 @@ void activate(int64_t columns, const T* gate, T* y) {
   for (int64_t j = 0; j < columns; ++j) y[j] = F::value(gate[j]);
 }
 
-/// y = a b; y may be a or b.
+/// y *= f'(gate)
+template <class F, class T>
+void multiply_slope(int64_t columns, const T* gate, T* y) {
+  for (int64_t j = 0; j < columns; ++j) y[j] *= F::slope(gate[j]);
+}
+
+// Where an array is changed in place, it is written as such: of y = a b with y = a a compiler that tests for
+// overlap at run time takes the slow way.
+
+/// y *= a, or nothing where a is null.
 template <class T>
-void multiply_rows(int64_t columns, const T* a, const T* b, T* y) {
+void multiply_by(int64_t columns, const T* a, T* y) {
+  if (a == nullptr) return;
+  for (int64_t j = 0; j < columns; ++j) y[j] *= a[j];
+}
+
+/// y = a b
+template <class T>
+void product(int64_t columns, const T* a, const T* b, T* y) {
   for (int64_t j = 0; j < columns; ++j) y[j] = a[j] * b[j];
 }
 
-/// y = a weight, or a copy where weight is null; y may be a.
+/// total += a b
 template <class T>
-void weigh(int64_t columns, const T* a, const T* weight, T* y) {
-  for (int64_t j = 0; j < columns; ++j) y[j] = weight != nullptr ? a[j] * weight[j] : a[j];
-}
-
-/// dgate = signal F::slope(gate)
-template <class F, class T>
-void gate_slope(int64_t columns, const T* gate, const T* signal, T* dgate) {
-  for (int64_t j = 0; j < columns; ++j) dgate[j] = signal[j] * F::slope(gate[j]);
+void add_product(int64_t columns, const T* a, const T* b, T* total) {
+  for (int64_t j = 0; j < columns; ++j) total[j] += a[j] * b[j];
 }
 
 }  // namespace
@@ -166,13 +176,12 @@ void gated_rms_norm_forward(Cpu, int64_t rows, int64_t columns, GateOrder order,
       const T* in = x + row * columns;
       T* out = y + row * columns;
       activate<F>(columns, gate + row * columns, out);
-      if (order == GateOrder::gate_first) multiply_rows(columns, in, out, out);
-      const T* normed = order == GateOrder::gate_first ? out : in;
-      const T factor = inverse_deviation_of(columns, normed, T(0), eps);
+      if (order == GateOrder::gate_first) multiply_by(columns, in, out);
+      const T factor = inverse_deviation_of(columns, order == GateOrder::gate_first ? out : in, T(0), eps);
       inverse_deviation[row] = factor;
-      if (order == GateOrder::norm_first) multiply_rows(columns, in, out, out);
+      if (order == GateOrder::norm_first) multiply_by(columns, in, out);
       for (int64_t j = 0; j < columns; ++j) out[j] *= factor;
-      weigh(columns, out, weight, out);
+      multiply_by(columns, weight, out);
     }
   });
 }
@@ -202,23 +211,22 @@ void gated_rms_norm_backward(Cpu, int64_t rows, int64_t columns, GateOrder order
       activate<F>(columns, gate_row, activated);
       for (int64_t j = 0; j < columns; ++j) normalised[j] = in[j] * factor;
       if (order == GateOrder::norm_first) {
-        multiply_rows(columns, gradient, activated, weighted);
-        for (int64_t j = 0; j < columns; ++j) dweight_part[j] += weighted[j] * normalised[j];
-        weigh(columns, weighted, weight, weighted);
+        product(columns, gradient, activated, weighted);
+        add_product(columns, weighted, normalised, dweight_part);
+        multiply_by(columns, weight, weighted);
         backward_row(columns, false, factor, normalised, weighted, dx_row);
-        multiply_rows(columns, gradient, normalised, normalised);
-        weigh(columns, normalised, weight, normalised);
-        gate_slope<F>(columns, gate_row, normalised, dgate_row);
+        product(columns, gradient, normalised, dgate_row);
+        multiply_by(columns, weight, dgate_row);
       } else {
-        multiply_rows(columns, normalised, activated, normalised);
-        for (int64_t j = 0; j < columns; ++j) dweight_part[j] += gradient[j] * normalised[j];
-        weigh(columns, gradient, weight, weighted);
-        T* dz = dx_row;
-        backward_row(columns, false, factor, normalised, weighted, dz);
-        multiply_rows(columns, dz, in, weighted);
-        gate_slope<F>(columns, gate_row, weighted, dgate_row);
-        multiply_rows(columns, dz, activated, dx_row);
+        multiply_by(columns, activated, normalised);
+        add_product(columns, gradient, normalised, dweight_part);
+        std::copy_n(gradient, columns, weighted);
+        multiply_by(columns, weight, weighted);
+        backward_row(columns, false, factor, normalised, weighted, dx_row);  // dz
+        product(columns, dx_row, in, dgate_row);
+        multiply_by(columns, activated, dx_row);
       }
+      multiply_slope<F>(columns, gate_row, dgate_row);
     }
   });
   sum_blocks(blocks, columns, all_rows, dweight);

@@ -18,9 +18,10 @@ struct DecayGateShape {
 template <class T>
 void decay_gate_forward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, T* g);
 /// da = -dg exp(A_log) sigmoid(a + dt_bias), ddt_bias = sum over tokens of da, dA_log = sum over tokens and
-/// channels of dg g. A null gradient isn't wanted.
+/// channels of dg g. A null gradient isn't wanted. Of g the recurrence that reads it keeps the same tensor,
+/// so that it costs no memory, and a second softplus would cost more time than all the rest.
 template <class T>
-void decay_gate_backward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, const T* dg,
-                         T* da, T* dA_log, T* ddt_bias);
+void decay_gate_backward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, const T* g,
+                         const T* dg, T* da, T* dA_log, T* ddt_bias);
 
 }  // namespace mixgrad
