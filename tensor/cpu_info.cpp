@@ -8,7 +8,9 @@
 
 namespace mixgrad {
 
-std::string blas_description() { return str(openblas_get_config(), ", ", openblas_get_corename(), " kernels"); }
+std::string blas_description() {
+  return str(openblas_get_config(), ", ", openblas_get_corename(), " kernels");
+}
 
 std::string cpu_description() {
 #if defined(__AVX512F__)

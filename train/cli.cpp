@@ -30,7 +30,8 @@ std::string suggestion(const CLI::App& app, const std::string& name, const char*
 
 std::string unknown_argument(const CLI::App& app, const std::string& given) {
   const size_t begin = given.find_first_not_of('-');
-  if (begin == 0 || begin == given.npos) return str("[options] unexpected argument '", given, "'; see --help");
+  if (begin == 0 || begin == given.npos)
+    return str("[options] unexpected argument '", given, "'; see --help");
   const std::string name = given.substr(begin, given.find('=') - begin);
   return str("[options] unknown option '", given, "'", suggestion(app, name, "--"));
 }
