@@ -23,8 +23,8 @@ class HookScope {
   HookScope& operator=(const HookScope&) = delete;
 };
 
-/// While it lives, kernels run on one thread: a check is thousands of tiny calls, which would spend their time
-/// waking and awaiting threads.
+/// While it lives, kernels run on one thread: a check is thousands of tiny calls, which would spend their
+/// time waking and awaiting threads.
 class OneThread {
  public:
   OneThread() : before_(thread_count()) { set_thread_count(1); }

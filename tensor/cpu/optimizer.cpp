@@ -44,8 +44,8 @@ double sum_of_squares(Cpu, int64_t n, const T* x) {
   return total;
 }
 
-#define INSTANTIATE(T)                                                             \
-  template void adamw<T>(Cpu, int64_t, const AdamWStep&, const T*, T*, T*, T*);    \
+#define INSTANTIATE(T)                                                          \
+  template void adamw<T>(Cpu, int64_t, const AdamWStep&, const T*, T*, T*, T*); \
   template double sum_of_squares<T>(Cpu, int64_t, const T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
