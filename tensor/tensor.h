@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <optional>
 #include <vector>
 
@@ -52,13 +53,20 @@ class Tensor {
   /// No other handle shares the storage, so that writing into it surprises nobody.
   bool is_sole_owner() const { return storage_.use_count() == 1; }
 
-  /// The first element. Throws Error when T isn't the element type.
+  /// The first of contiguous elements. Throws Error when T isn't the element type, and for a view whose
+  /// elements do not follow each other: what reads it as if they did would go wrong in silence.
   template <class T>
   T* data() {
-    return static_cast<T*>(address(dtype_of<T>));
+    return const_cast<T*>(std::as_const(*this).data<T>());
   }
   template <class T>
   const T* data() const {
+    check(is_contiguous(), "[tensor] a view of shape ", shape_, " that isn't contiguous: use contiguous()");
+    return strided_data<T>();
+  }
+  /// The first element, for who goes by stride(). Throws Error when T isn't the element type.
+  template <class T>
+  const T* strided_data() const {
     return static_cast<const T*>(address(dtype_of<T>));
   }
   /// Null for an undefined tensor: how kernels are told that an optional operand is absent.

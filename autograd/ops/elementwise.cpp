@@ -18,7 +18,7 @@ struct Unary {
     Tensor y = empty_like(x);
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
-      unary_forward<typename F::Function>(device, x.elements(), x.data<T>(), y.data<T>());
+      unary_forward<F>(device, x.elements(), x.data<T>(), y.data<T>());
     });
     return y;
   }
@@ -28,50 +28,21 @@ struct Unary {
     Tensor dx = empty_like(x);
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
-      unary_backward<typename F::Function>(device, x.elements(), x.data<T>(), dy.data<T>(), dx.data<T>());
+      unary_backward<F>(device, x.elements(), x.data<T>(), dy.data<T>(), dx.data<T>());
     });
     return {dx};
   }
 };
 
-struct SigmoidOp {
-  static constexpr std::string_view name = "sigmoid";
-  using Function = Sigmoid;
-};
-struct LogSigmoidOp {
-  static constexpr std::string_view name = "log_sigmoid";
-  using Function = LogSigmoid;
-};
-struct SoftplusOp {
-  static constexpr std::string_view name = "softplus";
-  using Function = Softplus;
-};
-struct SiluOp {
-  static constexpr std::string_view name = "silu";
-  using Function = Silu;
-};
-struct GeluErfOp {
-  static constexpr std::string_view name = "gelu_erf";
-  using Function = GeluErf;
-};
-struct GeluTanhOp {
-  static constexpr std::string_view name = "gelu_tanh";
-  using Function = GeluTanh;
-};
-struct EluPlusOneOp {
-  static constexpr std::string_view name = "elu_plus_one";
-  using Function = EluPlusOne;
-};
-
 }  // namespace
 
-Variable sigmoid(const Variable& x) { return apply(Unary<SigmoidOp>{}, x); }
-Variable log_sigmoid(const Variable& x) { return apply(Unary<LogSigmoidOp>{}, x); }
-Variable softplus(const Variable& x) { return apply(Unary<SoftplusOp>{}, x); }
-Variable silu(const Variable& x) { return apply(Unary<SiluOp>{}, x); }
-Variable gelu_erf(const Variable& x) { return apply(Unary<GeluErfOp>{}, x); }
-Variable gelu_tanh(const Variable& x) { return apply(Unary<GeluTanhOp>{}, x); }
-Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOneOp>{}, x); }
+Variable sigmoid(const Variable& x) { return apply(Unary<Sigmoid>{}, x); }
+Variable log_sigmoid(const Variable& x) { return apply(Unary<LogSigmoid>{}, x); }
+Variable softplus(const Variable& x) { return apply(Unary<Softplus>{}, x); }
+Variable silu(const Variable& x) { return apply(Unary<Silu>{}, x); }
+Variable gelu_erf(const Variable& x) { return apply(Unary<GeluErf>{}, x); }
+Variable gelu_tanh(const Variable& x) { return apply(Unary<GeluTanh>{}, x); }
+Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOne>{}, x); }
 
 namespace {
 

@@ -30,12 +30,12 @@ Heads<const T> heads(const Tensor& x) {
   check(x.shape().rank() == 4 && x.stride(3) == 1 && x.stride(2) == x.shape()[3],
         "[heads] a tensor of shape ", x.shape(),
         "; allowed: [B, T, H, d] with the heads of a token side by side");
-  return {x.data<T>(), x.stride(0), x.stride(1), x.shape()[3]};
+  return {x.strided_data<T>(), x.stride(0), x.stride(1), x.shape()[3]};
 }
 template <class T>
 Heads<T> heads(Tensor& x) {
   const Heads<const T> values = heads<T>(static_cast<const Tensor&>(x));
-  return {x.data<T>(), values.batch_stride, values.token_stride, values.head_size};
+  return {const_cast<T*>(values.data), values.batch_stride, values.token_stride, values.head_size};
 }
 
 }  // namespace mixgrad

@@ -1,9 +1,10 @@
 // The scalar functions of the elementwise ops, each written once, for every kernel on every device.
 //
-// A function is a type with value(x) and slope(x), its derivative.
+// A function is a type with a name, value(x), and slope(x), its derivative.
 #pragma once
 
 #include <cmath>
+#include <string_view>
 
 #include "tensor/cpu/vector_exp.h"
 #include "tensor/random.h"
@@ -24,6 +25,7 @@ MIXGRAD_HOST_DEVICE inline T softplus(T x) {
 }
 
 struct Sigmoid {
+  static constexpr std::string_view name = "sigmoid";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return sigmoid(x);
@@ -35,6 +37,7 @@ struct Sigmoid {
 };
 
 struct Softplus {
+  static constexpr std::string_view name = "softplus";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return softplus(x);
@@ -46,6 +49,7 @@ struct Softplus {
 };
 
 struct LogSigmoid {
+  static constexpr std::string_view name = "log_sigmoid";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return -softplus(-x);
@@ -57,6 +61,7 @@ struct LogSigmoid {
 };
 
 struct Silu {
+  static constexpr std::string_view name = "silu";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return x * sigmoid(x);
@@ -70,6 +75,7 @@ struct Silu {
 
 /// x Phi(x), Phi the normal distribution function. Hendrycks, Gimpel: Gaussian error linear units, 2016.
 struct GeluErf {
+  static constexpr std::string_view name = "gelu_erf";
   static constexpr double sqrt_half = 0.70710678118654752440;
   static constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
   template <class T>
@@ -85,6 +91,7 @@ struct GeluErf {
 
 /// Its usual approximation, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x sigmoid(2 u).
 struct GeluTanh {
+  static constexpr std::string_view name = "gelu_tanh";
   static constexpr double sqrt_2_over_pi = 0.79788456080286535588;
   static constexpr double cubic = 0.044715;
   template <class T>
@@ -103,6 +110,7 @@ struct GeluTanh {
 
 /// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
 struct EluPlusOne {
+  static constexpr std::string_view name = "elu_plus_one";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return x > 0 ? x + 1 : std::exp(x);

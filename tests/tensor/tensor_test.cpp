@@ -126,9 +126,11 @@ TEST_CASE("tensor/tensor: narrow is a view along any axis") {
   CHECK(last.to_vector() == Values{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23});
   CHECK(last.narrow(1, 2, 1).narrow(2, 1, 1).to_vector() == Values{11, 23});
   CHECK(a.narrow(1, 3, 0).elements() == 0);
+  CHECK(contains(error_of([&] { middle.data<float>(); }), "isn't contiguous: use contiguous()"));
+  CHECK(middle.strided_data<float>() == a.data<float>() + 4);
   CHECK(last.contiguous().is_contiguous());
   CHECK(last.contiguous().to_vector() == last.to_vector());
-  CHECK(last.data<float>()[0] == 2);  // the view's first element
+  CHECK(last.strided_data<float>()[0] == 2);  // the view's first element
   CHECK(contains(error_of([&] { a.narrow(1, 2, 2); }), "[tensor] entries 2 to 4 of axis 1 of (2, 3, 4)"));
   CHECK(contains(error_of([&] { a.narrow(1, -1, 2); }), "[tensor] entries -1 to 1"));
   CHECK(contains(error_of([&] { a.narrow(3, 0, 1); }), "[shape] axis 3"));
