@@ -25,6 +25,7 @@ std::string cpu_description() {
 
 int thread_count() { return omp_get_max_threads(); }
 void set_thread_count(int threads) { omp_set_num_threads(threads); }
+int64_t most_threads() { return 4 * int64_t{omp_get_num_procs()}; }
 
 int64_t process_peak_bytes() {
   rusage usage{};

@@ -14,6 +14,8 @@ std::string cpu_description();
 int thread_count();
 /// Sets it; at least 1.
 void set_thread_count(int threads);
+/// What programs allow: four for each hardware thread. More would only wait for each other.
+int64_t most_threads();
 
 /// Most memory that this process has ever held, as the operating system counts it.
 int64_t process_peak_bytes();

@@ -49,7 +49,8 @@ int run(int argc, char** argv) {
   add_version(app);
   if (!parse(app, argc, argv)) return 0;
   sampling.validate();
-  check_usage(threads >= 0 && threads <= 4096, "[options] --threads: ", threads, "; allowed: 0 to 4096");
+  check_usage(threads >= 0 && threads <= most_threads(), "[options] --threads: ", threads, "; allowed: 0 to ",
+              most_threads());
   if (threads > 0) set_thread_count(static_cast<int>(threads));
 
   const SavedModel saved = load_model(model_path, parse_device(device));

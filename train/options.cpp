@@ -6,6 +6,7 @@
 #include <set>
 
 #include "nn/mixer.h"
+#include "tensor/cpu_info.h"
 #include "train/cli.h"
 
 namespace mixgrad {
@@ -174,7 +175,7 @@ void TrainOptions::validate() const {
   check_count("checkpoint-every", checkpoint_every, 1, most_steps);
   check_count("sample-every", sample_every, 0, most_steps);
   check_count("log-every", log_every, 1, most_steps);
-  check_count("threads", threads, 0, 4096);
+  check_count("threads", threads, 0, most_threads());
   ModelConfig with_any_vocabulary = model;
   with_any_vocabulary.vocabulary = 1;  // the real one is known once the data is read
   with_any_vocabulary.validate();
