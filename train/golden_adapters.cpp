@@ -151,6 +151,15 @@ void run_selective_scan(GoldenCase& golden) {
   golden.output("h", got.state);
 }
 
+/// The delta rule, gated or not.
+void run_delta_rule(GoldenCase& golden) {
+  const Recurrence got =
+      delta_rule(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("beta"),
+                 {.scale = golden.number("scale")}, golden.input("g"), golden.input("state0"));
+  golden.output("o", got.output);
+  golden.output("state", got.state);
+}
+
 /// Entry t along the first axis, as a view.
 Tensor entry(const Tensor& tensor, int64_t t, const Shape& shape) {
   return tensor.narrow(0, t, 1).reshape(shape);
@@ -332,6 +341,8 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"retention", run_gated},
       {"scalar_gate", run_gated},
       {"selective_scan", run_selective_scan},
+      {"delta_rule", run_delta_rule},
+      {"gated_delta_rule", run_delta_rule},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},

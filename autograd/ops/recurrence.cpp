@@ -42,7 +42,13 @@ Heads<const T> heads_or_null(const Tensor& x) {
 ///   dK = scale (dA (.) D)^T Q + e^{b_C - b} (V G^T + Gz)
 ///   dS = e^{b_C} G + scale (Q e^b)^T dnum, dz = e^{b_C} Gz + scale (Q e^b)^T dden
 /// and dg_t collects the gradients of all exponents that g_t is part of.
-/// Saved: the inputs, S and z between chunks, o and the denominators where divided.
+///
+/// The delta rule has U = diag(beta) R in the place of V, with (I + N diag(beta)) R = V - (K e^b) S. Then dU
+/// is what dV is above, and
+///   Y = (I + diag(beta) N)^-T dU, dV = diag(beta) Y, dbeta_t = Y_t . R_t
+///   dN = -(strictly lower triangle of dV U^T), of which K gets both sides, (dN (.) D + its transpose) K
+///   dK -= e^b (dV S^T), dS -= (K e^b)^T dV
+/// Saved: the inputs but the delta rule's v, S and z between chunks, R, o and the denominators where divided.
 struct CausalRecurrence {
   static constexpr std::string_view name = "recurrence";
   RecurrenceShape shape;
@@ -50,7 +56,7 @@ struct CausalRecurrence {
   bool final_state;
 
   Tensors forward(Context& context, const Tensor& q_given, const Tensor& k_given, const Tensor& v_given,
-                  const Tensor& log_decay, const Tensor& initial_state,
+                  const Tensor& log_decay, const Tensor& beta, const Tensor& initial_state,
                   const Tensor& initial_normaliser) const {
     const RecurrenceShape& s = shape;
     const Tensor q = addressable(q_given), k = addressable(k_given), v = addressable(v_given);
@@ -60,12 +66,14 @@ struct CausalRecurrence {
     Tensor denominators = empty_if(s.normalise, {s.batch, s.queries, s.heads}, q);
     Tensor states = empty_if(true, {plan.states, s.heads, s.key_dim, s.value_dim}, q);
     Tensor normalisers = empty_if(s.normalise, {plan.states, s.heads, s.key_dim}, q);
+    Tensor residuals = empty_if(beta.defined(), output_shape(s), q);
     dispatch(q, [&](auto device, auto type) {
       using T = decltype(type);
       const RecurrenceInputs<T> in{heads<T>(q),
                                    heads<T>(k),
                                    heads<T>(v),
                                    log_decay.data_or_null<T>(),
+                                   beta.data_or_null<T>(),
                                    initial_state.data_or_null<T>(),
                                    initial_normaliser.data_or_null<T>()};
       const RecurrenceOutputs<T> out{heads<T>(o),
@@ -73,12 +81,15 @@ struct CausalRecurrence {
                                      normaliser.data_or_null<T>(),
                                      denominators.data_or_null<T>(),
                                      states.data<T>(),
-                                     normalisers.data_or_null<T>()};
+                                     normalisers.data_or_null<T>(),
+                                     residuals.defined() ? heads<T>(residuals) : Heads<T>{}};
       recurrence_forward<T>(device, s, plan, in, out);
     });
-    for (const Tensor& tensor : {q, k, v, log_decay, initial_state, initial_normaliser}) context.save(tensor);
-    for (const Tensor& tensor : {s.normalise ? o : Tensor(), denominators, states, normalisers})
+    const Tensor saved_v = beta.defined() ? Tensor() : v, saved_o = s.normalise ? o : Tensor();
+    for (const Tensor& tensor : {q, k, saved_v, log_decay, beta, initial_state, initial_normaliser, saved_o,
+                                 denominators, states, normalisers, residuals}) {
       context.save(tensor);
+    }
     Tensors outputs = {o};
     if (state.defined()) outputs.push_back(state);
     if (normaliser.defined()) outputs.push_back(normaliser);
@@ -88,10 +99,10 @@ struct CausalRecurrence {
   Tensors backward(const Context& context, const Tensors& gradients) const {
     const RecurrenceShape& s = shape;
     const Tensor &q = context.saved(0), &k = context.saved(1), &v = context.saved(2);
-    const Tensor &log_decay = context.saved(3), &initial_state = context.saved(4);
-    const Tensor &initial_normaliser = context.saved(5), &o = context.saved(6),
-                 &denominators = context.saved(7);
-    const Tensor &states = context.saved(8), &normalisers = context.saved(9);
+    const Tensor &log_decay = context.saved(3), &beta = context.saved(4), &initial_state = context.saved(5);
+    const Tensor &initial_normaliser = context.saved(6), &o = context.saved(7);
+    const Tensor &denominators = context.saved(8), &states = context.saved(9);
+    const Tensor &normalisers = context.saved(10), &residuals = context.saved(11);
 
     const Tensor dout = or_zeros(gradients[0], output_shape(s), q);
     Tensor dstate = final_state ? gradients[1] : Tensor();
@@ -100,30 +111,36 @@ struct CausalRecurrence {
       dstate = or_zeros(dstate, state_shape(s), q);
       dnormaliser = or_zeros(dnormaliser, normaliser_shape(s), q);
     }
-    const bool initial_wanted = context.wants(4) || context.wants(5);
+    const bool initial_wanted = context.wants(5) || context.wants(6);
     Tensor dq = empty_if(true, q.shape(), q);
     Tensor dk = empty_if(true, k.shape(), q);
-    Tensor dv = empty_if(true, v.shape(), q);
+    Tensor dv = empty_if(true, output_shape(s), q);
     Tensor dlog_decay = empty_if(log_decay.defined(), log_decay.shape(), q);
+    Tensor dbeta = empty_if(beta.defined(), beta.shape(), q);
     Tensor dinitial_state = empty_if(initial_wanted, state_shape(s), q);
     Tensor dinitial_normaliser = empty_if(initial_wanted && s.normalise, normaliser_shape(s), q);
     dispatch(q, [&](auto device, auto type) {
       using T = decltype(type);
       const RecurrenceInputs<T> in{heads<T>(q),
                                    heads<T>(k),
-                                   heads<T>(v),
+                                   heads_or_null<T>(v),
                                    log_decay.data_or_null<T>(),
+                                   beta.data_or_null<T>(),
                                    initial_state.data_or_null<T>(),
                                    initial_normaliser.data_or_null<T>()};
-      const RecurrenceOutputs<const T> out{
-          heads_or_null<T>(o),          nullptr, nullptr, denominators.data_or_null<T>(), states.data<T>(),
-          normalisers.data_or_null<T>()};
-      recurrence_backward<T>(device, s, plan, in, out,
-                             {heads<T>(dout), dstate.data_or_null<T>(), dnormaliser.data_or_null<T>()},
-                             {heads<T>(dq), heads<T>(dk), heads<T>(dv), dlog_decay.data_or_null<T>(),
-                              dinitial_state.data_or_null<T>(), dinitial_normaliser.data_or_null<T>()});
+      const RecurrenceOutputs<const T> out{heads_or_null<T>(o),
+                                           nullptr,
+                                           nullptr,
+                                           denominators.data_or_null<T>(),
+                                           states.data<T>(),
+                                           normalisers.data_or_null<T>(),
+                                           heads_or_null<T>(residuals)};
+      recurrence_backward<T>(
+          device, s, plan, in, out, {heads<T>(dout), dstate.data_or_null<T>(), dnormaliser.data_or_null<T>()},
+          {heads<T>(dq), heads<T>(dk), heads<T>(dv), dlog_decay.data_or_null<T>(), dbeta.data_or_null<T>(),
+           dinitial_state.data_or_null<T>(), dinitial_normaliser.data_or_null<T>()});
     });
-    return {dq, dk, dv, dlog_decay, dinitial_state, dinitial_normaliser};
+    return {dq, dk, dv, dlog_decay, dbeta, dinitial_state, dinitial_normaliser};
   }
 };
 
@@ -233,6 +250,19 @@ void check_optional(const char* name, const Variable& given, const Shape& wanted
         "; allowed: ", wanted);
 }
 
+/// beta undefined: the additive recurrence.
+Recurrence causal_recurrence(const RecurrenceShape& shape, const RecurrenceOptions& options,
+                             const Variable& q, const Variable& k, const Variable& v,
+                             const Variable& log_decay, const Variable& beta, const Variable& initial_state,
+                             const Variable& initial_normaliser) {
+  const ChunkPlan plan = chunk_plan(shape.batch, shape.keys, options.chunk);
+  const auto outputs = apply(CausalRecurrence{shape, plan, options.final_state}, q, k, v, log_decay, beta,
+                             initial_state, initial_normaliser);
+  return {.output = outputs[0],
+          .state = options.final_state ? outputs[1] : Variable(),
+          .normaliser = options.final_state && options.normalise ? outputs[2] : Variable()};
+}
+
 }  // namespace
 
 Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
@@ -247,12 +277,7 @@ Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
         "other does");
 
   if (options.causal) {
-    const ChunkPlan plan = chunk_plan(shape.batch, shape.keys, options.chunk);
-    const auto outputs = apply(CausalRecurrence{shape, plan, options.final_state}, q, k, v, log_decay,
-                               initial_state, initial_normaliser);
-    return {.output = outputs[0],
-            .state = options.final_state ? outputs[1] : Variable(),
-            .normaliser = options.final_state && options.normalise ? outputs[2] : Variable()};
+    return causal_recurrence(shape, options, q, k, v, log_decay, {}, initial_state, initial_normaliser);
   }
   check(!log_decay.defined(), "[recurrence] log_decay is for the causal form only");
   const auto written = apply(StateWrite{shape}, k, v, initial_state, initial_normaliser);
@@ -262,10 +287,25 @@ Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
           .normaliser = options.final_state ? normaliser : Variable()};
 }
 
+Recurrence delta_rule(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
+                      const DeltaRuleOptions& options, const Variable& log_decay,
+                      const Variable& initial_state) {
+  const RecurrenceOptions causal{
+      .scale = options.scale, .chunk = options.chunk, .final_state = options.final_state};
+  const RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), causal);
+  const Shape gate{shape.batch, shape.keys, shape.heads};
+  check(beta.defined(), "[delta_rule] beta is missing; allowed: ", gate);
+  check(beta.shape() == gate, "[delta_rule] beta ", beta.shape(), "; allowed: ", gate);
+  check_optional("log_decay", log_decay, gate);
+  check_optional("initial_state", initial_state, state_shape(shape));
+  return causal_recurrence(shape, causal, q, k, v, log_decay, beta, initial_state, {});
+}
+
 namespace {
 
-/// A case whose inputs are q, k, v and, as they are there, log_decay, state and normaliser.
+/// A case whose inputs are q, k, v and, as they are there, beta, log_decay, state and normaliser.
 struct CaseParts {
+  bool delta = false;
   bool gate = false;
   bool state = false;
   RecurrenceOptions options;
@@ -283,6 +323,8 @@ GradCase recurrence_case(std::string name, CaseInputs& inputs, const CaseParts& 
                      : inputs.normal(std::move(input), shape);
   };
   GradCase result{std::move(name), {features("q", q), features("k", k), inputs.normal("v", v)}, {}};
+  if (parts.delta)
+    result.inputs.push_back(inputs.uniform("beta", {parts.batch, parts.keys, parts.heads}, 0, 1));
   if (parts.gate) {
     result.inputs.push_back(inputs.uniform("log_decay", {parts.batch, parts.keys, parts.heads}, -2, -0.1));
   }
@@ -293,10 +335,15 @@ GradCase recurrence_case(std::string name, CaseInputs& inputs, const CaseParts& 
   }
   result.function = [parts, normalise](const std::vector<Variable>& in) {
     size_t next = 3;
+    const Variable beta = parts.delta ? in[next++] : Variable();
     const Variable log_decay = parts.gate ? in[next++] : Variable();
     const Variable state = parts.state ? in[next++] : Variable();
     const Variable normaliser = parts.state && normalise ? in[next++] : Variable();
-    const Recurrence r = recurrence(in[0], in[1], in[2], parts.options, log_decay, state, normaliser);
+    const DeltaRuleOptions delta{
+        .scale = parts.options.scale, .chunk = parts.options.chunk, .final_state = parts.options.final_state};
+    const Recurrence r = parts.delta
+                             ? delta_rule(in[0], in[1], in[2], beta, delta, log_decay, state)
+                             : recurrence(in[0], in[1], in[2], parts.options, log_decay, state, normaliser);
     std::vector<Variable> outputs = {r.output};
     if (r.state.defined()) outputs.push_back(r.state);
     if (r.normaliser.defined()) outputs.push_back(r.normaliser);
@@ -317,7 +364,7 @@ std::vector<GradCase> recurrence_cases(CaseInputs& inputs) {
   RecurrenceOptions all_keys_normalised = normalised;
   all_keys_normalised.causal = false;
   const auto make = [&](std::string name, const CaseParts& parts) {
-    return recurrence_case("recurrence, " + std::move(name), inputs, parts);
+    return recurrence_case((parts.delta ? "delta rule, " : "recurrence, ") + std::move(name), inputs, parts);
   };
   return {
       make("plain", {.options = plain}),
@@ -352,6 +399,23 @@ std::vector<GradCase> recurrence_cases(CaseInputs& inputs) {
       make("all keys, normalised", {.options = all_keys_normalised, .queries = 5, .keys = 3}),
       make("all keys, normalised, with states, grouped heads",
            {.state = true, .options = all_keys_normalised, .queries = 3, .keys = 4, .heads = 4}),
+      make("plain", {.delta = true, .options = plain}),
+      make("output alone", {.delta = true, .options = {.chunk = 3, .final_state = false}}),
+      make("with states in and out", {.delta = true, .state = true, .options = plain}),
+      make("gated", {.delta = true, .gate = true, .options = plain}),
+      make("gated, with states, grouped heads",
+           {.delta = true, .gate = true, .state = true, .options = plain, .batch = 1, .heads = 4}),
+      make("one token",
+           {.delta = true, .gate = true, .state = true, .options = plain, .queries = 1, .keys = 1}),
+      make("more rows than a block of the Gram matrix", {.delta = true,
+                                                         .gate = true,
+                                                         .state = true,
+                                                         .options = {.scale = 0.5, .chunk = 34},
+                                                         .batch = 1,
+                                                         .queries = 37,
+                                                         .keys = 37,
+                                                         .heads = 1,
+                                                         .key_heads = 1}),
   };
 }
 

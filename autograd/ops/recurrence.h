@@ -1,4 +1,5 @@
-// Linear recurrences over matrix states: linear attention, retention, attention with a scalar gate.
+// Linear recurrences over matrix states: linear attention, retention, attention with a scalar gate, the delta
+// rule.
 #pragma once
 
 #include "autograd/gradcheck_case.h"
@@ -40,6 +41,28 @@ struct Recurrence {
 Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
                       const RecurrenceOptions& options, const Variable& log_decay = {},
                       const Variable& initial_state = {}, const Variable& initial_normaliser = {});
+
+struct DeltaRuleOptions {
+  double scale = 1;         // multiplies q
+  int64_t chunk = 64;       // tokens that are computed at once; changes the result by rounding alone
+  bool final_state = true;  // whether the caller wants the state after the last token
+};
+
+/// The delta rule, one step of gradient descent on |k_t S - v_t|^2 / 2 with rate beta_t, after forgetting:
+///
+///   S_t = Sb + beta_t k_t^T (v_t - k_t Sb) with Sb = e^{g_t} S_{t-1}, o_t = scale q_t S_t
+///
+/// q, k, v, log_decay and initial_state as those of recurrence(); beta [B, T, H]. A step shrinks what S holds
+/// along k_t as long as 0 <= beta_t |k_t|^2 <= 2: beyond, S may grow without limit, so keys should have
+/// length 1.
+///
+/// Saved for backward: the inputs but v, the states between chunks, and T dv residuals v_t - k_t Sb a head.
+/// Forward 2 T (C (2 dk + 3 dv / 2) + 3 dk dv) FLOPs a head, backward about three times that. A NaN reaches
+/// no token before its own block of 16. Yang et al., 2024 (arXiv 2406.06484); with gates Yang et al., 2024
+/// (arXiv 2412.06464). Throws Error for shapes that do not go together.
+Recurrence delta_rule(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
+                      const DeltaRuleOptions& options, const Variable& log_decay = {},
+                      const Variable& initial_state = {});
 
 std::vector<GradCase> recurrence_cases(CaseInputs& inputs);
 

@@ -21,6 +21,7 @@ struct Heads {
   MIXGRAD_HOST_DEVICE T* at(int64_t batch, int64_t token, int64_t head) const {
     return data + batch * batch_stride + token * token_stride + head * head_size;
   }
+  operator Heads<const T>() const { return {data, batch_stride, token_stride, head_size}; }
 };
 
 /// The values of x [B, T, H, d], to read or to write. Throws Error when a token's heads do not lie side by

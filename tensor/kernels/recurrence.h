@@ -1,8 +1,13 @@
-// The additive recurrence over matrix states, which is linear attention, retention, attention with a scalar
-// gate, and Gaussian Mixture Attention:
+// Recurrences over matrix states: the additive one, which is linear attention, retention, attention with a
+// scalar gate, and Gaussian Mixture Attention,
 //
 //   S_t = e^{g_t} S_{t-1} + k_t^T v_t      o_t = scale q_t S_t
 //   z_t = e^{g_t} z_{t-1} + k_t            o_t = scale q_t S_t / (scale q_t . z_t + eps)   when normalised
+//
+// and the delta rule, which writes beta_t times the residual r_t, what is left of v_t after subtracting what
+// the decayed state already answers to k_t:
+//
+//   r_t = v_t - k_t e^{g_t} S_{t-1}        S_t = e^{g_t} S_{t-1} + k_t^T beta_t r_t
 //
 // Computed chunk by chunk. With S the state before a chunk of C tokens and b_i = g_1 + ... + g_i inside it,
 //
@@ -10,8 +15,15 @@
 //   S' = e^{b_C} S + (K e^{b_C - b})^T V   (rows i of Q and K scaled)
 //
 // in three phases: what each chunk adds to the state, in parallel; the states, one after the other; the
-// outputs, in parallel. Matrix states are [dk, dv], key first. A value head h reads key head
-// floor(h / (H / Hk)).
+// outputs, in parallel. For the delta rule diag(beta) R stands for V, and the residuals of a chunk depend on
+// each other and on S:
+//
+//   (I + N diag(beta)) R = V - (K e^b) S   N_ij = k_i . k_j e^{b_i - b_j} for j < i, else 0
+//
+// so the first phase solves the triangular system for both terms on the right, R = U - W S, and the second
+// computes R on its way.
+//
+// Matrix states are [dk, dv], key first. A value head h reads key head floor(h / (H / Hk)).
 #pragma once
 
 #include <algorithm>
@@ -86,6 +98,7 @@ struct RecurrenceInputs {
   Heads<const T> q, k;  // [B, T, Hk, dk]
   Heads<const T> v;     // [B, T, H, dv]
   const T* log_decay;   // g <= 0, [B, T, H]; null: no gate
+  const T* beta;        // [B, T, H], of the delta rule; null: additive
   const T* state;       // initial S [B, H, dk, dv]; null: zero
   const T* normaliser;  // initial z [B, H, dk]; null: zero
 };
@@ -93,12 +106,13 @@ struct RecurrenceInputs {
 /// Written by forward, all but the first three for backward to read (then T is const).
 template <class T>
 struct RecurrenceOutputs {
-  Heads<T> o;       // [B, T, H, dv]
-  T* state;         // final S [B, H, dk, dv]; null: not wanted
-  T* normaliser;    // final z [B, H, dk]; null: not wanted
-  T* denominators;  // scale q_t . z_t + eps, [B, T, H]; null unless normalised
-  T* states;        // S between chunks, [plan.states, H, dk, dv]
-  T* normalisers;   // z between chunks, [plan.states, H, dk]; null unless normalised
+  Heads<T> o;          // [B, T, H, dv]
+  T* state;            // final S [B, H, dk, dv]; null: not wanted
+  T* normaliser;       // final z [B, H, dk]; null: not wanted
+  T* denominators;     // scale q_t . z_t + eps, [B, T, H]; null unless normalised
+  T* states;           // S between chunks, [plan.states, H, dk, dv]
+  T* normalisers;      // z between chunks, [plan.states, H, dk]; null unless normalised
+  Heads<T> residuals;  // r, [B, T, H, dv]; of the delta rule only
 };
 
 /// Gradients of forward's outputs.
@@ -114,11 +128,12 @@ template <class T>
 struct RecurrenceInputGradients {
   Heads<T> q, k, v;
   T* log_decay;   // null where the input is
+  T* beta;        // likewise
   T* state;       // null: not wanted
   T* normaliser;  // null: not wanted
 };
 
-/// The causal form.
+/// The causal form. The delta rule is not normalised, and its backward pass does not read v.
 template <class T>
 void recurrence_forward(Cpu, const RecurrenceShape& shape, const ChunkPlan& plan,
                         const RecurrenceInputs<T>& in, const RecurrenceOutputs<T>& out);
