@@ -151,7 +151,16 @@ void run_selective_scan(GoldenCase& golden) {
   golden.output("h", got.state);
 }
 
-/// The delta rule, gated or not.
+/// A gate for each channel.
+void run_gla(GoldenCase& golden) {
+  const Recurrence got =
+      recurrence(golden.input("q"), golden.input("k"), golden.input("v"), {.scale = golden.number("scale")},
+                 golden.input("g"), golden.input("state0"));
+  golden.output("o", got.output);
+  golden.output("state", got.state);
+}
+
+/// The delta rule without a gate, with one for each head, and with one for each channel.
 void run_delta_rule(GoldenCase& golden) {
   const Recurrence got =
       delta_rule(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("beta"),
@@ -341,8 +350,10 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"retention", run_gated},
       {"scalar_gate", run_gated},
       {"selective_scan", run_selective_scan},
+      {"gla", run_gla},
       {"delta_rule", run_delta_rule},
       {"gated_delta_rule", run_delta_rule},
+      {"kda", run_delta_rule},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},

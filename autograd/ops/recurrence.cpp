@@ -245,6 +245,17 @@ RecurrenceShape checked_shape(const Shape& q, const Shape& k, const Shape& v,
           .eps = options.eps};
 }
 
+/// Checks the shape of a gate, and lets the kernels know how many channels it has.
+void check_gate(const Variable& log_decay, RecurrenceShape& s) {
+  if (!log_decay.defined()) return;
+  const Shape by_head{s.batch, s.keys, s.heads}, by_channel{s.batch, s.keys, s.heads, s.key_dim};
+  check(log_decay.shape() == by_head || log_decay.shape() == by_channel, "[recurrence] log_decay ",
+        log_decay.shape(), "; allowed: ", by_head, " or ", by_channel);
+  if (log_decay.shape() == by_head) return;
+  check(s.key_dim > 0, "[recurrence] log_decay for each of 0 key channels; allowed: ", by_head);
+  s.gate_channels = s.key_dim;
+}
+
 void check_optional(const char* name, const Variable& given, const Shape& wanted) {
   check(!given.defined() || given.shape() == wanted, "[recurrence] ", name, " ", given.shape(),
         "; allowed: ", wanted);
@@ -268,8 +279,8 @@ Recurrence causal_recurrence(const RecurrenceShape& shape, const RecurrenceOptio
 Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
                       const RecurrenceOptions& options, const Variable& log_decay,
                       const Variable& initial_state, const Variable& initial_normaliser) {
-  const RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), options);
-  check_optional("log_decay", log_decay, {shape.batch, shape.keys, shape.heads});
+  RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), options);
+  check_gate(log_decay, shape);
   check_optional("initial_state", initial_state, state_shape(shape));
   check_optional("initial_normaliser", initial_normaliser, normaliser_shape(shape));
   check(initial_normaliser.defined() == (initial_state.defined() && options.normalise),
@@ -292,11 +303,11 @@ Recurrence delta_rule(const Variable& q, const Variable& k, const Variable& v, c
                       const Variable& initial_state) {
   const RecurrenceOptions causal{
       .scale = options.scale, .chunk = options.chunk, .final_state = options.final_state};
-  const RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), causal);
+  RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), causal);
   const Shape gate{shape.batch, shape.keys, shape.heads};
   check(beta.defined(), "[delta_rule] beta is missing; allowed: ", gate);
   check(beta.shape() == gate, "[delta_rule] beta ", beta.shape(), "; allowed: ", gate);
-  check_optional("log_decay", log_decay, gate);
+  check_gate(log_decay, shape);
   check_optional("initial_state", initial_state, state_shape(shape));
   return causal_recurrence(shape, causal, q, k, v, log_decay, beta, initial_state, {});
 }
@@ -307,6 +318,7 @@ namespace {
 struct CaseParts {
   bool delta = false;
   bool gate = false;
+  bool channel_gate = false;
   bool state = false;
   RecurrenceOptions options;
   int64_t batch = 2, queries = 7, keys = 7, heads = 2, key_heads = 2, key_dim = 3, value_dim = 2;
@@ -328,6 +340,10 @@ GradCase recurrence_case(std::string name, CaseInputs& inputs, const CaseParts& 
   if (parts.gate) {
     result.inputs.push_back(inputs.uniform("log_decay", {parts.batch, parts.keys, parts.heads}, -2, -0.1));
   }
+  if (parts.channel_gate) {
+    const Shape channels{parts.batch, parts.keys, parts.heads, parts.key_dim};
+    result.inputs.push_back(inputs.uniform("log_decay", channels, -2, -0.1));
+  }
   if (parts.state) {
     const Shape state{parts.batch, parts.heads, parts.key_dim, parts.value_dim};
     result.inputs.push_back(inputs.normal("initial_state", state));
@@ -336,7 +352,7 @@ GradCase recurrence_case(std::string name, CaseInputs& inputs, const CaseParts& 
   result.function = [parts, normalise](const std::vector<Variable>& in) {
     size_t next = 3;
     const Variable beta = parts.delta ? in[next++] : Variable();
-    const Variable log_decay = parts.gate ? in[next++] : Variable();
+    const Variable log_decay = parts.gate || parts.channel_gate ? in[next++] : Variable();
     const Variable state = parts.state ? in[next++] : Variable();
     const Variable normaliser = parts.state && normalise ? in[next++] : Variable();
     const DeltaRuleOptions delta{
@@ -399,6 +415,29 @@ std::vector<GradCase> recurrence_cases(CaseInputs& inputs) {
       make("all keys, normalised", {.options = all_keys_normalised, .queries = 5, .keys = 3}),
       make("all keys, normalised, with states, grouped heads",
            {.state = true, .options = all_keys_normalised, .queries = 3, .keys = 4, .heads = 4}),
+      make("gate for each channel", {.channel_gate = true, .options = plain}),
+      make("gate for each channel, normalised, with states, grouped heads",
+           {.channel_gate = true, .state = true, .options = normalised, .batch = 1, .heads = 4}),
+      make("gate for each channel, more rows than two blocks of the Gram matrix", {.channel_gate = true,
+                                                                                   .state = true,
+                                                                                   .options = {.chunk = 35},
+                                                                                   .batch = 1,
+                                                                                   .queries = 37,
+                                                                                   .keys = 37,
+                                                                                   .heads = 1,
+                                                                                   .key_heads = 1}),
+      make("gate for each channel, with states, grouped heads",
+           {.delta = true, .channel_gate = true, .state = true, .options = plain, .batch = 1, .heads = 4}),
+      make("gate for each channel, more rows than two blocks of the Gram matrix",
+           {.delta = true,
+            .channel_gate = true,
+            .state = true,
+            .options = {.scale = 0.5, .chunk = 35},
+            .batch = 1,
+            .queries = 37,
+            .keys = 37,
+            .heads = 1,
+            .key_heads = 1}),
       make("plain", {.delta = true, .options = plain}),
       make("output alone", {.delta = true, .options = {.chunk = 3, .final_state = false}}),
       make("with states in and out", {.delta = true, .state = true, .options = plain}),

@@ -29,15 +29,16 @@ struct Recurrence {
 ///
 /// q [B, T, Hk, dk], k [B, Tk, Hk, dk], v [B, Tk, H, dv]; Hk divides H, and value head h reads key head
 /// floor(h / (H / Hk)). All three may be views whose heads lie side by side.
-/// log_decay g [B, T, H], <= 0, causal form only; undefined: no gate. It is limited to -100 from below.
-/// initial_state [B, H, dk, dv] and, when normalised, initial_normaliser [B, H, dk]: both or neither;
-/// undefined: zero.
+/// log_decay g <= 0, causal form only: [B, T, H], or [B, T, H, dk] with a gate for each row of S (and entry
+/// of z); undefined: no gate. It is limited to -100 from below. initial_state [B, H, dk, dv] and, when
+/// normalised, initial_normaliser [B, H, dk]: both or neither; undefined: zero.
 ///
 /// Saved for backward: the inputs, and the states between chunks, T / chunk times dk (dv + 1) numbers a head;
 /// when normalised the output and its denominators. Forward 2 T (C (dk + dv) / 2 + 2 dk dv) FLOPs a head,
 /// backward about three times that. A future token never changes an earlier output by a bit; one that is NaN
 /// reaches none before its own block of 16. Katharopoulos et al., 2020 (arXiv 2006.16236); with
-/// gates Sun et al., 2023 (arXiv 2307.08621). Throws Error for shapes that do not go together.
+/// gates Sun et al., 2023 (arXiv 2307.08621), for each channel Yang et al., 2023 (arXiv 2312.06635). Throws
+/// Error for shapes that do not go together.
 Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
                       const RecurrenceOptions& options, const Variable& log_decay = {},
                       const Variable& initial_state = {}, const Variable& initial_normaliser = {});
@@ -57,9 +58,10 @@ struct DeltaRuleOptions {
 /// length 1.
 ///
 /// Saved for backward: the inputs but v, the states between chunks, and T dv residuals v_t - k_t Sb a head.
-/// Forward 2 T (C (2 dk + 3 dv / 2) + 3 dk dv) FLOPs a head, backward about three times that. A NaN reaches
+/// Forward 2 T (C (3 dk / 2 + dv) + 3 dk dv) FLOPs a head, backward about 2.4 times that. A NaN reaches
 /// no token before its own block of 16. Yang et al., 2024 (arXiv 2406.06484); with gates Yang et al., 2024
-/// (arXiv 2412.06464). Throws Error for shapes that do not go together.
+/// (arXiv 2412.06464), for each channel the Kimi team, 2025 (arXiv 2510.26692). Throws Error for shapes that
+/// do not go together.
 Recurrence delta_rule(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
                       const DeltaRuleOptions& options, const Variable& log_decay = {},
                       const Variable& initial_state = {});

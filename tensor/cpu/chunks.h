@@ -29,7 +29,7 @@ struct Piece {
   int64_t index;  // of the chunk in the plan
   const Chunk& chunk;
   int64_t head;
-  const double* b;  // cumulative log decays; null: no gate
+  ChunkDecay decay;
 
   int64_t length() const { return chunk.length; }
 };
@@ -89,14 +89,24 @@ void scan_chunks_backwards(const ChunkPlan& plan, int64_t heads, const Body& bod
   });
 }
 
-/// state after += e^{b_C} state before: what a chunk leaves of the state that it found.
+/// to += e^{b_C} from, of states or normalisers [dk, size / dk]: what a chunk leaves of the state that it
+/// found.
+template <class T>
+void add_decayed_state(const ChunkDecay& d, int64_t size, const T* from, T* to) {
+  const int64_t columns = size / d.channels;
+  for (int64_t m = 0; m < d.channels; ++m) {
+    add_scaled(columns, static_cast<T>(d.whole(m)), from + m * columns, to + m * columns);
+  }
+}
+
+/// state after += e^{b_C} state before.
 template <class T>
 void carry(CumulativeDecay& decay, const StateBefore<const T>& before, const StateAfter<T>& after, int64_t c,
            int64_t head) {
   const T* from = before.at(c, head);
   T* to = after.at(c, head);
   if (from == nullptr || to == nullptr) return;
-  add_scaled(after.size, static_cast<T>(decay.of_whole(after.plan.chunks[c], head)), from, to);
+  add_decayed_state(decay.of(after.plan.chunks[c], head), after.size, from, to);
 }
 
 /// Its backward: dstate before += e^{b_C} dstate after.
@@ -106,7 +116,7 @@ void carry_backward(CumulativeDecay& decay, const StateBefore<T>& dbefore, const
   const T* from = dafter.at(c, head);
   T* to = dbefore.at(c, head);
   if (from == nullptr || to == nullptr) return;
-  add_scaled(dbefore.size, static_cast<T>(decay.of_whole(dbefore.plan.chunks[c], head)), from, to);
+  add_decayed_state(decay.of(dbefore.plan.chunks[c], head), dbefore.size, from, to);
 }
 
 /// Turns what each chunk adds into the states, along each row.

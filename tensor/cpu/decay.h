@@ -1,5 +1,8 @@
-// The gates of the recurrence: what a chunk's log decays do to its Gram matrices and rows, and their
+// The gates of the recurrence: what a chunk's log decays do to its Gram matrices, rows and states, and their
 // gradients.
+//
+// No exponent above 0 is formed, and no gradient is a difference of large sums: the usual reverse sum of q .
+// dq - k . dk is the same in exact arithmetic but cancels in float, completely where the gates are strong.
 #pragma once
 
 #include <algorithm>
@@ -13,38 +16,52 @@
 
 namespace mixgrad {
 
-/// b: in every chunk, the sum of the log decays up to and including each token. In double: differences of
-/// large sums become exponents.
+/// b of one head in a chunk, [C, channels]: the sums of the log decays up to and including each token.
+struct ChunkDecay {
+  const double* b = nullptr;  // null: no gate
+  int64_t length = 0;         // C
+  int64_t channels = 1;       // one number a token, or, unless it is 1, one for each of the dk key channels
+
+  bool gated() const { return b != nullptr; }
+  bool by_channel() const { return channels > 1; }
+  const double* operator[](int64_t i) const { return b + i * channels; }
+  /// e^{b_C}: what the whole chunk leaves.
+  double whole(int64_t channel) const {
+    return gated() && length > 0 ? std::exp((*this)[length - 1][channel]) : 1;
+  }
+};
+
+/// b of every chunk. In double: differences of large sums become exponents.
 class CumulativeDecay {
  public:
-  /// Without log_decay there is no gate.
+  /// log_decay [B, T, H, channels]; null: no gate.
   template <class T>
   CumulativeDecay(const RecurrenceShape& s, const ChunkPlan& plan, const T* log_decay)
-      : s_(s), gated_(log_decay != nullptr), sums_(gated_ ? s.batch * s.heads * s.keys : 0) {
+      : s_(s),
+        gated_(log_decay != nullptr),
+        sums_(gated_ ? s.batch * s.heads * s.keys * s.gate_channels : 0) {
     if (!gated_) return;
-    parallel_tasks(static_cast<int64_t>(plan.chunks.size()), [&](int64_t c) {
-      const Chunk& chunk = plan.chunks[c];
-      for (int64_t head = 0; head < s.heads; ++head) {
-        double* b = at(chunk, head);
-        double sum = 0;
-        for (int64_t i = 0; i < chunk.length; ++i) {
-          const double g = log_decay[((chunk.row * s.keys) + chunk.start + i) * s.heads + head];
-          b[i] = sum += std::max(g, least_log_decay);
+    parallel_tasks(static_cast<int64_t>(plan.chunks.size()) * s.heads, [&](int64_t task) {
+      const Chunk& chunk = plan.chunks[task / s.heads];
+      const int64_t head = task % s.heads, channels = s.gate_channels;
+      double* b = at(chunk, head);
+      for (int64_t i = 0; i < chunk.length; ++i) {
+        const T* g = log_decay + ((chunk.row * s.keys + chunk.start + i) * s.heads + head) * channels;
+        for (int64_t m = 0; m < channels; ++m) {
+          const double before = i == 0 ? 0 : b[(i - 1) * channels + m];
+          b[i * channels + m] = before + std::max(static_cast<double>(g[m]), least_log_decay);
         }
       }
     });
   }
 
-  /// b of a chunk's tokens; null when there is no gate.
-  const double* of(const Chunk& chunk, int64_t head) { return gated_ ? at(chunk, head) : nullptr; }
-  /// e^{b_C}
-  double of_whole(const Chunk& chunk, int64_t head) {
-    return gated_ && chunk.length > 0 ? std::exp(at(chunk, head)[chunk.length - 1]) : 1;
+  ChunkDecay of(const Chunk& chunk, int64_t head) {
+    return {gated_ ? at(chunk, head) : nullptr, chunk.length, s_.gate_channels};
   }
 
  private:
   double* at(const Chunk& chunk, int64_t head) {
-    return sums_.data() + (head * s_.batch + chunk.row) * s_.keys + chunk.start;
+    return sums_.data() + ((head * s_.batch + chunk.row) * s_.keys + chunk.start) * s_.gate_channels;
   }
 
   RecurrenceShape s_;
@@ -52,64 +69,236 @@ class CumulativeDecay {
   Scratch<double> sums_;
 };
 
-/// matrix_ij *= e^{b_i - b_j} in the lower triangle. Only these exponents, none above 0, are formed.
+/// y_i = e^{b_i - b_reference} x_i for rows that come after the reference row: `first` and the following of
+/// the chunk. A reference of -1 is the chunk's start. x and y [rows, dim] may be the same.
 template <class T>
-void decay_lower(int64_t length, const double* b, Rows<T> matrix) {
-  for (int64_t i = 0; i < length; ++i) {
-    T* row = matrix[i];
-    const double b_i = b[i];
-    for (int64_t j = 0; j <= i; ++j) row[j] *= vector_exp(static_cast<T>(b_i - b[j]));
+void decay_since(const ChunkDecay& d, int64_t reference, int64_t first, int64_t rows, int64_t dim,
+                 Rows<const T> x, Rows<T> y) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* from = x[i];
+    T* to = y[i];
+    if (d.by_channel()) {
+      const double* b = d[first + i];
+      const double* b_reference = reference < 0 ? nullptr : d[reference];
+      for (int64_t m = 0; m < dim; ++m) {
+        to[m] = vector_exp(static_cast<T>(b[m] - (b_reference == nullptr ? 0 : b_reference[m]))) * from[m];
+      }
+    } else {
+      const double b_reference = reference < 0 ? 0 : *d[reference];
+      const T left = d.gated() ? static_cast<T>(std::exp(*d[first + i] - b_reference)) : T(1);
+      for (int64_t m = 0; m < dim; ++m) to[m] = left * from[m];
+    }
   }
 }
 
-/// The decayed Gram matrix A_ij = scale q_i . k_j e^{b_i - b_j} for j <= i. b may be null: no gate.
+/// y_i = e^{b_reference - b_i} x_i for the chunk's first rows, none of which comes after the reference row.
 template <class T>
-void decayed_gram(int64_t length, int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const double* b,
-                  Rows<T> gram) {
-  lower_product<T>(length, dim, scale, q, k, gram);
-  if (b != nullptr) decay_lower(length, b, gram);
+void decay_until(const ChunkDecay& d, int64_t reference, int64_t rows, int64_t dim, Rows<const T> x,
+                 Rows<T> y) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* from = x[i];
+    T* to = y[i];
+    if (d.by_channel()) {
+      const double *b = d[i], *b_reference = d[reference];
+      for (int64_t m = 0; m < dim; ++m) to[m] = vector_exp(static_cast<T>(b_reference[m] - b[m])) * from[m];
+    } else {
+      const T left = d.gated() ? static_cast<T>(std::exp(*d[reference] - *d[i])) : T(1);
+      for (int64_t m = 0; m < dim; ++m) to[m] = left * from[m];
+    }
+  }
+}
+
+/// matrix_ij *= e^{b_i - b_j} in the lower triangle, for one number a token.
+template <class T>
+void decay_lower(const ChunkDecay& d, Rows<T> matrix) {
+  for (int64_t i = 0; i < d.length; ++i) {
+    T* row = matrix[i];
+    const double b_i = *d[i];
+    for (int64_t j = 0; j <= i; ++j) row[j] *= vector_exp(static_cast<T>(b_i - d.b[j]));
+  }
+}
+
+/// Numbers of room that the functions of Gram matrices below need.
+inline int64_t gram_room(int64_t length, int64_t dim, int64_t channels) {
+  return channels > 1 ? (2 * length + 3 * row_block) * dim : length;
+}
+
+// With a gate for each channel, e^{b_i - b_j} is inside the product of row i and row j. For rows i of a block
+// and j before it, it is e^{b_i - b_r} e^{b_r - b_j} with r the block's first row, so that a product of two
+// decayed matrices remains. Both exponents are at most 0. Pairs within a block are taken one by one.
+
+/// The operands of the product of a block of rows and all rows before it.
+template <class T>
+struct BlockOperands {
+  Rows<T> q;  // q_i e^{b_i - b_r}, [end - begin, dim]
+  Rows<T> k;  // k_j e^{b_r - b_j}, [begin, dim]
+};
+
+template <class T>
+BlockOperands<T> block_operands(int64_t begin, int64_t end, int64_t dim, Rows<const T> q, Rows<const T> k,
+                                const ChunkDecay& d, Tiles<T>& tiles) {
+  const BlockOperands<T> block{tiles.matrix(end - begin, dim), tiles.matrix(begin, dim)};
+  decay_since<T>(d, begin, begin, end - begin, dim, q.from(begin), block.q);
+  decay_until<T>(d, begin, begin, dim, k, block.k);
+  return block;
+}
+
+/// The decayed Gram matrix where each channel has its gate.
+template <class T>
+void channel_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d, Rows<T> gram,
+                  T* room) {
+  for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
+    Tiles<T> tiles(room);
+    const BlockOperands<T> block = block_operands(begin, end, dim, q, k, d, tiles);
+    multiply_bt<T>(end - begin, begin, dim, scale, block.q, block.k, 0, gram.from(begin));
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = begin; j <= i; ++j) {
+        const double *b_i = d[i], *b_j = d[j];
+        const T *q_i = q[i], *k_j = k[j];
+        gram[i][j] = scale * row_sum<T>(dim, [=](int64_t m) {
+                       return q_i[m] * k_j[m] * vector_exp(static_cast<T>(b_i[m] - b_j[m]));
+                     });
+      }
+      std::fill(gram[i] + i + 1, gram[i] + end, T(0));
+    }
+  });
+}
+
+/// The decayed Gram matrix A_ij = scale q_i . k_j e^{b_i - b_j} for j <= i.
+template <class T>
+void decayed_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d, Rows<T> gram,
+                  T* room) {
+  if (d.by_channel()) return channel_gram(dim, scale, q, k, d, gram, room);
+  lower_product<T>(d.length, dim, scale, q, k, gram);
+  if (d.gated()) decay_lower(d, gram);
+}
+
+/// terms_i = the product of row i of x and y, for each channel where each has its gate; [rows, channels].
+template <class T>
+void gate_terms(int64_t rows, int64_t dim, int64_t channels, Rows<const T> x, Rows<const T> y,
+                Rows<T> terms) {
+  for (int64_t i = 0; i < rows; ++i) {
+    if (channels == 1) {
+      *terms[i] = dot<T>(dim, x[i], y[i]);
+    } else {
+      for (int64_t m = 0; m < dim; ++m) terms[i][m] = x[i][m] * y[i][m];
+    }
+  }
+}
+
+/// dlog_decay_t += the sum of terms_i over i >= t, for exponents b_i; [rows, channels]. Overwrites terms.
+template <class T>
+void add_later_terms(int64_t rows, int64_t channels, Rows<T> terms, Rows<T> dlog_decay) {
+  for (int64_t t = rows - 1; t >= 0; --t) {
+    if (t < rows - 1) add_scaled<T>(channels, 1, terms[t + 1], terms[t]);
+    add_scaled<T>(channels, 1, terms[t], dlog_decay[t]);
+  }
+}
+
+/// dlog_decay_t += sum + the sum of terms_j over j < t, for exponents b_C - b_j. Overwrites sum [channels].
+template <class T>
+void add_earlier_terms(int64_t rows, int64_t channels, Rows<const T> terms, T* sum, Rows<T> dlog_decay) {
+  for (int64_t t = 0; t < rows; ++t) {
+    add_scaled<T>(channels, 1, sum, dlog_decay[t]);
+    add_scaled<T>(channels, 1, terms[t], sum);
+  }
 }
 
 /// log_decay_t is part of every exponent b_i - b_j with j < t <= i, so to dlog_decay_t is added the sum of
-/// gram_ij dgram_ij over those pairs, C^2 terms for all t together. The usual reverse sum of q . dq - k . dk
-/// is the same in exact arithmetic but cancels in float, completely where the gates are strong. column: room
-/// for C numbers.
+/// gram_ij dgram_ij over those pairs, C^2 terms for all t together. column: room for C numbers.
 template <class T>
-void gate_pairs(int64_t length, Rows<const T> gram, Rows<const T> dgram, T* column, T* dlog_decay) {
+void gate_pairs(int64_t length, Rows<const T> gram, Rows<const T> dgram, T* column, Rows<T> dlog_decay) {
   std::fill_n(column, length, T(0));
   for (int64_t t = length - 1; t >= 0; --t) {
     const T* a = gram[t];
     const T* da = dgram[t];
 #pragma omp simd
     for (int64_t j = 0; j < t; ++j) column[j] += a[j] * da[j];
-    dlog_decay[t] += row_sum<T>(t, [=](int64_t j) { return column[j]; });
+    *dlog_decay[t] += row_sum<T>(t, [=](int64_t j) { return column[j]; });
   }
+}
+
+/// What the pairs of a block of rows and all rows before it add to dq, dk and dlog_decay: t of the block lies
+/// between a pair when i >= t, t before the block when j < t.
+template <class T>
+void channel_block_backward(int64_t begin, int64_t end, int64_t dim, T scale, Rows<const T> q,
+                            Rows<const T> k, const ChunkDecay& d, Rows<const T> dgram, Rows<T> dq, Rows<T> dk,
+                            Rows<T> dlog_decay, T* room) {
+  Tiles<T> tiles(room);
+  const int64_t rows = end - begin;
+  const BlockOperands<T> block = block_operands(begin, end, dim, q, k, d, tiles);
+  const Rows<T> tile = tiles.matrix(std::max(rows, begin), dim);
+  multiply<T>(rows, dim, begin, scale, dgram.from(begin), block.k, 0, tile);
+  decay_since<T>(d, begin, begin, rows, dim, tile, tile);
+  for (int64_t i = 0; i < rows; ++i) add_scaled<T>(dim, 1, tile[i], dq[begin + i]);
+  gate_terms<T>(rows, dim, dim, q.from(begin), tile, tile);
+  add_later_terms<T>(rows, dim, tile, dlog_decay.from(begin));
+
+  multiply_at<T>(begin, dim, rows, scale, dgram.from(begin), block.q, 0, tile);
+  decay_until<T>(d, begin, begin, dim, tile, tile);
+  for (int64_t j = 0; j < begin; ++j) add_scaled<T>(dim, 1, tile[j], dk[j]);
+  gate_terms<T>(begin, dim, dim, k, tile, tile);
+  T* sum = tiles.vector(dim);
+  std::fill_n(sum, dim, T(0));
+  add_earlier_terms<T>(begin, dim, tile, sum, dlog_decay);
+}
+
+/// The same for the pairs within a block. columns: room for [rows, dim].
+template <class T>
+void channel_diagonal_backward(int64_t begin, int64_t end, int64_t dim, T scale, Rows<const T> q,
+                               Rows<const T> k, const ChunkDecay& d, Rows<const T> dgram, Rows<T> dq,
+                               Rows<T> dk, Rows<T> dlog_decay, Rows<T> columns) {
+  std::fill_n(columns.data, (end - begin) * dim, T(0));
+  for (int64_t i = end - 1; i >= begin; --i) {
+    const T own = scale * dgram[i][i];
+    add_scaled(dim, own, k[i], dq[i]);
+    add_scaled(dim, own, q[i], dk[i]);
+    for (int64_t j = begin; j < i; ++j) {
+      const double *b_i = d[i], *b_j = d[j];
+      const T *q_i = q[i], *k_j = k[j];
+      T *dq_i = dq[i], *dk_j = dk[j], *column = columns[j - begin], *dg = dlog_decay[i];
+      const T dproduct = scale * dgram[i][j];
+#pragma omp simd
+      for (int64_t m = 0; m < dim; ++m) {
+        const T weight = dproduct * vector_exp(static_cast<T>(b_i[m] - b_j[m]));
+        dq_i[m] += weight * k_j[m];
+        dk_j[m] += weight * q_i[m];
+        column[m] += weight * q_i[m] * k_j[m];  // of all pairs of j and rows from i on
+        dg[m] += column[m];
+      }
+    }
+  }
+}
+
+template <class T>
+void channel_gram_backward(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d,
+                           Rows<const T> dgram, T keep, Rows<T> dq, Rows<T> dk, Rows<T> dlog_decay, T* room) {
+  for (int64_t i = 0; i < d.length && keep == 0; ++i) {
+    std::fill_n(dq[i], dim, T(0));
+    std::fill_n(dk[i], dim, T(0));
+  }
+  for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
+    channel_block_backward(begin, end, dim, scale, q, k, d, dgram, dq, dk, dlog_decay, room);
+    channel_diagonal_backward(begin, end, dim, scale, q, k, d, dgram, dq, dk, dlog_decay, Rows<T>{room, dim});
+  });
 }
 
 /// From the gradient of the decayed Gram matrix, which is overwritten, to those of q and k, with dq and dk
-/// multiplied by `keep` first, and, where there is a gate, of the log decays, which is added.
+/// multiplied by `keep`, 0 or 1, first, and, where there is a gate, of the log decays [C, channels], which is
+/// added.
 template <class T>
-void decayed_gram_backward(int64_t length, int64_t dim, T scale, Rows<const T> q, Rows<const T> k,
-                           const double* b, Rows<const T> gram, Rows<T> dgram, T keep, Rows<T> dq, Rows<T> dk,
-                           T* column, T* dlog_decay) {
-  if (b != nullptr) {
-    gate_pairs<T>(length, gram, dgram, column, dlog_decay);
-    decay_lower(length, b, dgram);
+void decayed_gram_backward(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d,
+                           Rows<const T> gram, Rows<T> dgram, T keep, Rows<T> dq, Rows<T> dk,
+                           Rows<T> dlog_decay, T* room) {
+  if (d.by_channel()) {
+    return channel_gram_backward<T>(dim, scale, q, k, d, dgram, keep, dq, dk, dlog_decay, room);
   }
-  lower_times<T>(length, dim, scale, dgram, k, keep, dq);
-  lower_transposed_times<T>(length, dim, scale, dgram, q, keep, dk);
-}
-
-/// What is left of the state before the chunk when token i reads it: e^{b_i}.
-template <class T>
-T decay_since_start(const double* b, int64_t i) {
-  return b == nullptr ? T(1) : static_cast<T>(std::exp(b[i]));
-}
-
-/// What is left at the chunk's end of what token j wrote: e^{b_C - b_j}.
-template <class T>
-T decay_until_end(const double* b, int64_t length, int64_t j) {
-  return b == nullptr ? T(1) : static_cast<T>(std::exp(b[length - 1] - b[j]));
+  if (d.gated()) {
+    gate_pairs<T>(d.length, gram, dgram, room, dlog_decay);
+    decay_lower(d, dgram);
+  }
+  lower_times<T>(d.length, dim, scale, dgram, k, keep, dq);
+  lower_transposed_times<T>(d.length, dim, scale, dgram, q, keep, dk);
 }
 
 }  // namespace mixgrad

@@ -21,15 +21,6 @@ void copy_rows(int64_t rows, int64_t columns, Rows<const T> x, Rows<T> y) {
   for (int64_t i = 0; i < rows; ++i) std::copy_n(x[i], columns, y[i]);
 }
 
-/// row i of y = factor(i) times row i of x; [rows, columns].
-template <class T, class Factor>
-void scale_rows(int64_t rows, int64_t columns, const Factor& factor, Rows<const T> x, Rows<T> y) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const T f = factor(i);
-    for (int64_t m = 0; m < columns; ++m) y[i][m] = f * x[i][m];
-  }
-}
-
 /// Memory for one row of each token and head during a pass, [H, B, T, columns].
 template <class T>
 class TokenRows {
@@ -95,29 +86,41 @@ class CausalPass {
   Rows<const T> written(const Piece& p, T* room) const {
     if (!corrects()) return v(p);
     const Rows<T> u{room, s_.value_dim};
-    scale_rows<T>(
-        p.length(), s_.value_dim, [&](int64_t i) { return *beta(p)[i]; }, residuals(p), u);
+    for (int64_t i = 0; i < p.length(); ++i) {
+      const T rate = *beta(p)[i];
+      const T* r = residuals(p)[i];
+      for (int64_t e = 0; e < s_.value_dim; ++e) u[i][e] = rate * r[e];
+    }
     return u;
   }
 
+  /// Room for the functions of Gram matrices.
+  T* gram_room_of(const Piece& p, Tiles<T>& tiles) const {
+    return tiles.vector(gram_room(p.length(), s_.key_dim, s_.gate_channels));
+  }
   /// N, of which only the part below the diagonal is meant.
-  void key_gram(const Piece& p, Rows<T> gram) const {
-    decayed_gram<T>(p.length(), s_.key_dim, 1, k(p), k(p), p.b, gram);
+  void key_gram(const Piece& p, Rows<T> gram, T* room) const {
+    decayed_gram<T>(s_.key_dim, 1, k(p), k(p), p.decay, gram, room);
   }
   /// Solves W from (I + N diag(beta)) W = K e^b, and scaled = diag(beta) W.
   void solve_corrections(const Piece& p, Rows<const T> gram, Rows<T> w, Rows<T> scaled) const {
-    scale_rows<T>(
-        p.length(), s_.key_dim, [&](int64_t i) { return decay_since_start<T>(p.b, i); }, k(p), w);
+    decay_since<T>(p.decay, -1, 0, p.length(), s_.key_dim, k(p), w);
     solve_lower<T>(p.length(), s_.key_dim, gram, beta(p), w, scaled);
   }
 
   /// Q e^b: queries as they read the state before the chunk. room: [C, dk].
   Rows<const T> reading_queries(const Piece& p, T* room) const {
-    return decayed_rows(p, q(p), room, [&](int64_t i) { return decay_since_start<T>(p.b, i); });
+    if (!p.decay.gated()) return q(p);
+    const Rows<T> rows{room, s_.key_dim};
+    decay_since<T>(p.decay, -1, 0, p.length(), s_.key_dim, q(p), rows);
+    return rows;
   }
   /// K e^{b_C - b}: keys as they write the state after the chunk.
   Rows<const T> writing_keys(const Piece& p, T* room) const {
-    return decayed_rows(p, k(p), room, [&](int64_t j) { return decay_until_end<T>(p.b, p.length(), j); });
+    if (!p.decay.gated()) return k(p);
+    const Rows<T> rows{room, s_.key_dim};
+    decay_until<T>(p.decay, p.length() - 1, p.length(), s_.key_dim, k(p), rows);
+    return rows;
   }
 
   template <class U>
@@ -146,15 +149,6 @@ class CausalPass {
     const auto chunks = static_cast<int64_t>(plan_.chunks.size());
     parallel_tasks(chunks * heads, [&](int64_t task) { body(task / heads, task % heads); });
   }
-
-  /// Rows of x, each times factor(row); x itself where there is no gate.
-  template <class Factor>
-  Rows<const T> decayed_rows(const Piece& p, Rows<const T> x, T* room, const Factor& factor) const {
-    if (p.b == nullptr) return x;
-    const Rows<T> y{room, s_.key_dim};
-    scale_rows<T>(p.length(), s_.key_dim, factor, x, y);
-    return y;
-  }
 };
 
 template <class T>
@@ -167,7 +161,8 @@ class CausalForward : CausalPass<T> {
   CausalForward(const RecurrenceShape& s, const ChunkPlan& plan, const RecurrenceInputs<T>& in,
                 const RecurrenceOutputs<T>& out)
       : Base(s, plan, in, out.states, out.normalisers, out.residuals,
-             plan.longest * (plan.longest + s.key_dim + s.value_dim)),
+             plan.longest * (plan.longest + s.key_dim + s.value_dim) +
+                 gram_room(plan.longest, s.key_dim, s.gate_channels)),
         out_(out),
         state_after_{plan, s.heads, s.key_dim * s.value_dim, out.states, out.state},
         normaliser_after_{plan, s.heads, s.key_dim, out.normalisers, out.normaliser} {}
@@ -195,7 +190,7 @@ class CausalForward : CausalPass<T> {
     Tiles<T> tiles(room_.mine());
     const Rows<T> gram = tiles.matrix(p.length(), p.length());
     const Rows<T> scaled = tiles.matrix(p.length(), std::max(s_.key_dim, s_.value_dim));
-    this->key_gram(p, gram);
+    this->key_gram(p, gram, this->gram_room_of(p, tiles));
     this->solve_corrections(p, gram, corrections_(p), scaled);
     const Rows<T> u = rows_of(out_.residuals, p.chunk, p.head);
     copy_rows<T>(p.length(), s_.value_dim, this->v(p), u);
@@ -228,8 +223,9 @@ class CausalForward : CausalPass<T> {
     Tiles<T> tiles(room_.mine());
     const Rows<T> gram = tiles.matrix(p.length(), p.length());
     // Without a gate the heads of a group share their Gram matrix: it is still there.
-    if (leads || p.b != nullptr) {
-      decayed_gram<T>(p.length(), s_.key_dim, scale_, this->q(p), this->k(p), p.b, gram);
+    if (leads || p.decay.gated()) {
+      decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram,
+                      this->gram_room_of(p, tiles));
     }
     const Rows<T> o = rows_of(out_.o, p.chunk, p.head);
     const Rows<const T> v = this->written(p, tiles.vector(p.length() * s_.value_dim));
@@ -268,7 +264,8 @@ class CausalBackward : CausalPass<T> {
                  const RecurrenceOutputs<const T>& out, const RecurrenceOutputGradients<T>& dout,
                  const RecurrenceInputGradients<T>& din)
       : Base(s, plan, in, out.states, out.normalisers, out.residuals,
-             plan.longest * (2 * plan.longest + s.key_dim + 2 * s.value_dim + 3)),
+             plan.longest * (2 * plan.longest + s.key_dim + 2 * s.value_dim + 1 + 2 * s.gate_channels) +
+                 s.gate_channels + gram_room(plan.longest, s.key_dim, s.gate_channels)),
         out_(out),
         dout_(dout),
         din_(din),
@@ -326,10 +323,11 @@ class CausalBackward : CausalPass<T> {
   void prepare_backward(const Piece& p) {
     Tiles<T> tiles(room_.mine());
     const Rows<T> gram = tiles.matrix(p.length(), p.length());
-    decayed_gram<T>(p.length(), s_.key_dim, scale_, this->q(p), this->k(p), p.b, gram);
+    T* room = this->gram_room_of(p, tiles);
+    decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, room);
     lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, rows_of(dout_.o, p.chunk, p.head), 0,
                               dwritten_(p));
-    this->key_gram(p, gram);
+    this->key_gram(p, gram, room);
     this->solve_corrections(p, gram, tiles.matrix(p.length(), s_.key_dim), corrections_(p));
   }
 
@@ -345,40 +343,54 @@ class CausalBackward : CausalPass<T> {
     }
   }
 
-  /// The gradients of the chunk's q, k, v and log decays, once those of the states on both sides are known.
-  /// The first of a group's heads overwrites dq and dk, the others add to them.
+  /// Where a piece collects the gradients of its log decays.
+  struct GateGradients {
+    Rows<T> dlog_decay;  // [C, channels]
+    Rows<T> terms;       // [C, channels], of the sum that is being made
+    T* sum;              // [channels]
+    T* room;             // for the functions of Gram matrices
+  };
+
+  /// The gradients of the chunk's q, k, v, beta and log decays, once those of the states on both sides are
+  /// known. The first of a group's heads overwrites dq and dk, the others add to them.
   void inputs_backward(const Piece& p, bool leads) {
     Tiles<T> tiles(room_.mine());
+    const int64_t channels = s_.gate_channels;
     const RatioGradients<T> d = output_gradients(p, tiles);
-    T* dlog_decay = tiles.vector(p.length());
-    T* terms = tiles.vector(p.length());
-    std::fill_n(dlog_decay, p.length(), T(0));
+    const GateGradients gates{tiles.matrix(p.length(), channels), tiles.matrix(p.length(), channels),
+                              tiles.vector(channels), this->gram_room_of(p, tiles)};
+    std::fill_n(gates.dlog_decay.data, p.length() * channels, T(0));
     const Rows<const T> written = this->written(p, tiles.vector(p.length() * s_.value_dim));
     const Rows<T> gram = tiles.matrix(p.length(), p.length());
     const Rows<T> dgram = tiles.matrix(p.length(), p.length());
-    reads_backward(p, leads, d, written, gram, dgram, terms, dlog_decay);
-    if (this->corrects()) corrections_backward(p, written, gram, dgram, terms, dlog_decay);
+    reads_backward(p, leads, d, written, gram, dgram, gates);
+    if (this->corrects()) corrections_backward(p, written, gram, dgram, gates);
     const Rows<T> tile = tiles.matrix(p.length(), s_.key_dim);
     if (const T* state = state_before_(p)) {
-      state_before_backward(p, scale_, this->q(p), d, state, tile, terms, dq(p), dlog_decay);
-      if (this->corrects()) {
-        state_before_backward(p, -1, this->k(p), {dv(p), {}}, state, tile, terms, dk(p), dlog_decay);
+      state_before_backward(p, scale_, this->q(p), d, state, tile, dq(p), gates);
+      if (this->corrects()) state_before_backward(p, -1, this->k(p), {dv(p), {}}, state, tile, dk(p), gates);
+    }
+    if (const T* dstate = dstate_after_(p)) state_after_backward(p, dstate, written, tile, gates);
+    if (p.decay.gated()) write_dlog_decay(p, gates.dlog_decay);
+  }
+
+  /// Where a log decay was limited it has no gradient.
+  void write_dlog_decay(const Piece& p, Rows<const T> dlog_decay) const {
+    for (int64_t t = 0; t < p.length(); ++t) {
+      const int64_t row = (p.chunk.row * s_.queries + p.chunk.start + t) * s_.heads + p.head;
+      const T* given = this->in_.log_decay + row * s_.gate_channels;
+      T* wanted = din_.log_decay + row * s_.gate_channels;
+      for (int64_t m = 0; m < s_.gate_channels; ++m) {
+        wanted[m] = given[m] < least_log_decay ? T(0) : dlog_decay[t][m];
       }
     }
-    if (const T* dstate = dstate_after_(p)) {
-      state_after_backward(p, dstate, written, tile, terms, dlog_decay);
-    }
-    if (p.b == nullptr) return;
-    const Rows<const T> given = this->scalars(this->in_.log_decay, p);
-    const Rows<T> wanted = this->scalars(din_.log_decay, p);
-    for (int64_t t = 0; t < p.length(); ++t) *wanted[t] = *given[t] < least_log_decay ? T(0) : dlog_decay[t];
   }
 
   /// Tokens read what those of the chunk wrote: num = A U and den = the row sums of A, A the decayed Gram
   /// matrix.
   void reads_backward(const Piece& p, bool leads, const RatioGradients<T>& d, Rows<const T> written,
-                      Rows<T> gram, Rows<T> dgram, T* terms, T* dlog_decay) {
-    decayed_gram<T>(p.length(), s_.key_dim, scale_, this->q(p), this->k(p), p.b, gram);
+                      Rows<T> gram, Rows<T> dgram, const GateGradients& gates) {
+    decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, gates.room);
     if (!this->corrects()) lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, d.dnum, 0, dv(p));
     lower_product<T>(p.length(), s_.value_dim, 1, d.dnum, written, dgram);
     if (s_.normalise) {
@@ -386,15 +398,15 @@ class CausalBackward : CausalPass<T> {
         for (int64_t j = 0; j <= i; ++j) dgram[i][j] += *d.dden[i];
       }
     }
-    decayed_gram_backward<T>(p.length(), s_.key_dim, scale_, this->q(p), this->k(p), p.b, gram, dgram,
-                             leads ? 0 : 1, dq(p), dk(p), terms, dlog_decay);
+    decayed_gram_backward<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, dgram, leads ? 0 : 1,
+                             dq(p), dk(p), gates.dlog_decay, gates.room);
   }
 
   /// R = V - (K e^b) S - N U with U = diag(beta) R. The gradient of U, complete but for what it does within
   /// the residuals, becomes that of V.
-  void corrections_backward(const Piece& p, Rows<const T> written, Rows<T> gram, Rows<T> dgram, T* terms,
-                            T* dlog_decay) {
-    this->key_gram(p, gram);
+  void corrections_backward(const Piece& p, Rows<const T> written, Rows<T> gram, Rows<T> dgram,
+                            const GateGradients& gates) {
+    this->key_gram(p, gram, gates.room);
     const Rows<T> du = dwritten_(p);
     solve_lower_transposed<T>(p.length(), s_.value_dim, gram, this->beta(p), du, dv(p));
     const Rows<T> dbeta = this->scalars(din_.beta, p);
@@ -403,56 +415,60 @@ class CausalBackward : CausalPass<T> {
     }
     lower_product<T>(p.length(), s_.value_dim, -1, dv(p), written, dgram);
     for (int64_t i = 0; i < p.length(); ++i) dgram[i][i] = 0;
-    decayed_gram_backward<T>(p.length(), s_.key_dim, 1, this->k(p), this->k(p), p.b, gram, dgram, 1, dk(p),
-                             dk(p), terms, dlog_decay);
+    decayed_gram_backward<T>(s_.key_dim, 1, this->k(p), this->k(p), p.decay, gram, dgram, 1, dk(p), dk(p),
+                             gates.dlog_decay, gates.room);
   }
 
   /// Token i reads the state before the chunk, num_i = factor e^{b_i} x_i S.
   void state_before_backward(const Piece& p, T factor, Rows<const T> x, const RatioGradients<T>& d,
-                             const T* state, Rows<T> tile, T* terms, Rows<T> dx, T* dlog_decay) {
+                             const T* state, Rows<T> tile, Rows<T> dx, const GateGradients& gates) {
     const T* normaliser = s_.normalise ? normaliser_before_(p) : nullptr;
     multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, factor, d.dnum, {state, s_.value_dim}, 0, tile);
-    for (int64_t i = 0; i < p.length(); ++i) {
-      if (normaliser != nullptr) add_scaled(s_.key_dim, factor * *d.dden[i], normaliser, tile[i]);
-      const T left = decay_since_start<T>(p.b, i);
-      terms[i] = left * dot<T>(s_.key_dim, x[i], tile[i]);
-      add_scaled(s_.key_dim, left, tile[i], dx[i]);
+    for (int64_t i = 0; i < p.length() && normaliser != nullptr; ++i) {
+      add_scaled(s_.key_dim, factor * *d.dden[i], normaliser, tile[i]);
     }
-    if (p.b == nullptr) return;
-    T later = 0;  // log_decay_t is part of b_i for all i >= t
-    for (int64_t t = p.length() - 1; t >= 0; --t) dlog_decay[t] += later += terms[t];
+    if (p.decay.gated()) {
+      decay_since<T>(p.decay, -1, 0, p.length(), s_.key_dim, tile, tile);
+      gate_terms<T>(p.length(), s_.key_dim, s_.gate_channels, x, tile, gates.terms);
+      add_later_terms<T>(p.length(), s_.gate_channels, gates.terms, gates.dlog_decay);
+    }
+    for (int64_t i = 0; i < p.length(); ++i) add_scaled<T>(s_.key_dim, 1, tile[i], dx[i]);
   }
 
   /// Token j writes into the state after the chunk, S' = e^{b_C} S + sum over j of e^{b_C - b_j} k_j^T u_j.
-  void state_after_backward(const Piece& p, const T* dstate, Rows<const T> written, Rows<T> tile, T* terms,
-                            T* dlog_decay) {
+  void state_after_backward(const Piece& p, const T* dstate, Rows<const T> written, Rows<T> tile,
+                            const GateGradients& gates) {
     const T* dnormaliser = s_.normalise ? dnormaliser_after_(p) : nullptr;
     multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, 1, written, {dstate, s_.value_dim}, 0, tile);
-    for (int64_t j = 0; j < p.length(); ++j) {
-      if (dnormaliser != nullptr) add_scaled<T>(s_.key_dim, 1, dnormaliser, tile[j]);
-      const T left = decay_until_end<T>(p.b, p.length(), j);
-      terms[j] = left * dot<T>(s_.key_dim, this->k(p)[j], tile[j]);
-      add_scaled(s_.key_dim, left, tile[j], dk(p)[j]);
+    for (int64_t j = 0; j < p.length() && dnormaliser != nullptr; ++j) {
+      add_scaled<T>(s_.key_dim, 1, dnormaliser, tile[j]);
     }
-    if (!this->corrects()) {
-      const Rows<const T> k = this->writing_keys(p, tile.data);
-      multiply<T>(p.length(), s_.value_dim, s_.key_dim, 1, k, {dstate, s_.value_dim}, 1, dv(p));
+    if (p.decay.gated()) {
+      decay_until<T>(p.decay, p.length() - 1, p.length(), s_.key_dim, tile, tile);
+      gate_terms<T>(p.length(), s_.key_dim, s_.gate_channels, this->k(p), tile, gates.terms);
+      whole_chunk_terms(p, dstate, dnormaliser, gates.sum);
+      add_earlier_terms<T>(p.length(), s_.gate_channels, gates.terms, gates.sum, gates.dlog_decay);
     }
-    if (p.b == nullptr) return;
-    T earlier = whole_chunk_term(p, dstate, dnormaliser);
-    for (int64_t t = 0; t < p.length(); ++t) {  // log_decay_t is part of b_C - b_j for all j < t
-      dlog_decay[t] += earlier;
-      earlier += terms[t];
-    }
+    for (int64_t j = 0; j < p.length(); ++j) add_scaled<T>(s_.key_dim, 1, tile[j], dk(p)[j]);
+    if (this->corrects()) return;  // the gradient of what is written is complete
+    const Rows<const T> k = this->writing_keys(p, tile.data);
+    multiply<T>(p.length(), s_.value_dim, s_.key_dim, 1, k, {dstate, s_.value_dim}, 1, dv(p));
   }
 
-  /// e^{b_C} (<S, dS'> + <z, dz'>): the derivative by b_C, of which every log decay of the chunk is part.
-  T whole_chunk_term(const Piece& p, const T* dstate, const T* dnormaliser) {
-    T product = 0;
-    if (const T* state = state_before_(p)) product += dot(s_.key_dim * s_.value_dim, state, dstate);
+  /// e^{b_C} (<S, dS'> + <z, dz'>), for each channel where each has its gate: the derivative by b_C, of which
+  /// every log decay of the chunk is part.
+  void whole_chunk_terms(const Piece& p, const T* dstate, const T* dnormaliser, T* terms) const {
+    const T* state = state_before_(p);
     const T* normaliser = s_.normalise ? normaliser_before_(p) : nullptr;
-    if (normaliser != nullptr && dnormaliser != nullptr) product += dot(s_.key_dim, normaliser, dnormaliser);
-    return static_cast<T>(decay_.of_whole(p.chunk, p.head)) * product;
+    const int64_t rows = s_.key_dim / s_.gate_channels, size = rows * s_.value_dim;
+    for (int64_t m = 0; m < s_.gate_channels; ++m) {
+      T product = 0;
+      if (state != nullptr) product += dot(size, state + m * size, dstate + m * size);
+      if (normaliser != nullptr && dnormaliser != nullptr) {
+        product += dot(rows, normaliser + m * rows, dnormaliser + m * rows);
+      }
+      terms[m] = static_cast<T>(p.decay.whole(m)) * product;
+    }
   }
 
   const RecurrenceOutputs<const T>& out_;

@@ -23,6 +23,9 @@
 // so the first phase solves the triangular system for both terms on the right, R = U - W S, and the second
 // computes R on its way.
 //
+// A gate may also be a log decay for each key channel, one for each row of S and entry of z: g_t, b and the
+// exponents are then vectors [dk], and exponentials that multiply keys or queries do so channel by channel.
+//
 // Matrix states are [dk, dv], key first. A value head h reads key head floor(h / (H / Hk)).
 #pragma once
 
@@ -78,13 +81,14 @@ inline ChunkPlan chunk_plan(int64_t batch, int64_t length, int64_t chunk) {
 }
 
 struct RecurrenceShape {
-  int64_t batch;      // B
-  int64_t queries;    // T, of q and o
-  int64_t keys;       // of k and v; as many as queries in the causal form
-  int64_t heads;      // H, of v and o
-  int64_t key_heads;  // Hk, of q and k; divides H
-  int64_t key_dim;    // dk
-  int64_t value_dim;  // dv
+  int64_t batch;              // B
+  int64_t queries;            // T, of q and o
+  int64_t keys;               // of k and v; as many as queries in the causal form
+  int64_t heads;              // H, of v and o
+  int64_t key_heads;          // Hk, of q and k; divides H
+  int64_t key_dim;            // dk
+  int64_t value_dim;          // dv
+  int64_t gate_channels = 1;  // 1: a log decay for all key channels; dk: one for each
   double scale = 1;
   bool normalise = false;
   double eps = 0;
@@ -97,7 +101,7 @@ template <class T>
 struct RecurrenceInputs {
   Heads<const T> q, k;  // [B, T, Hk, dk]
   Heads<const T> v;     // [B, T, H, dv]
-  const T* log_decay;   // g <= 0, [B, T, H]; null: no gate
+  const T* log_decay;   // g <= 0, [B, T, H, gate_channels]; null: no gate
   const T* beta;        // [B, T, H], of the delta rule; null: additive
   const T* state;       // initial S [B, H, dk, dv]; null: zero
   const T* normaliser;  // initial z [B, H, dk]; null: zero
