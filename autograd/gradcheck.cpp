@@ -69,14 +69,14 @@ std::vector<double> draw_cotangents(size_t count, uint64_t seed) {
   return normal({static_cast<int64_t>(count)}, 1, generator, DType::float64).to(DType::float32).to_vector();
 }
 
-/// A power of two, so that x + step is exact: about 1e-3, less for an input whose entries are all small.
+/// A power of two, so that x + step is exact: 2^-12, less for an input whose entries are all small.
 double step_for(const std::vector<double>& values) {
   double largest = 0;
   for (const double value : values) {
     if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
   }
   const double scale = largest > 0 ? std::min(1.0, largest) : 1.0;
-  return std::exp2(std::floor(std::log2(scale)) - 10);
+  return std::exp2(std::floor(std::log2(scale)) - 12);
 }
 
 /// All entries, or of many some at random, in increasing order.
