@@ -1,5 +1,6 @@
 #include "nn/layers.h"
 
+#include "autograd/ops/conv.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/embedding.h"
 #include "autograd/ops/linear.h"
@@ -38,6 +39,25 @@ Norm::Norm(NormKind kind, int64_t width, bool bias, Initialiser& initialiser)
 
 Variable Norm::forward(const Variable& x) const {
   return kind_ == NormKind::layer ? layer_norm(x, weight_, bias_, 1e-5) : rms_norm(x, weight_, 1e-6);
+}
+
+ShortConv::ShortConv(int64_t channels, Initialiser& initialiser)
+    : weight_(
+          initialiser.values(uniform({channels, taps}, -0.5, 0.5, initialiser.generator(), DType::float64))) {
+  declare("weight", weight_, Decay::no);
+}
+
+Variable ShortConv::forward(const Variable& x, Tensor* tail) const {
+  const Variable before = tail != nullptr ? Variable(*tail) : Variable();
+  const Convolution conv =
+      causal_conv1d(x, weight_, {}, before, {.silu = true, .final_state = tail != nullptr});
+  if (tail != nullptr) *tail = conv.state.value();
+  return conv.output;
+}
+
+Tensor ShortConv::empty_tail(int64_t batch) const {
+  const Tensor& like = weight_.value();
+  return Tensor::zeros({batch, taps - 1, like.shape()[0]}, like.dtype(), like.device());
 }
 
 Mlp::Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser)

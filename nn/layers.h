@@ -48,6 +48,25 @@ class Norm : public Module {
   Variable bias_;
 };
 
+/// silu of a causal convolution of each channel over its last `taps` tokens; weight [channels, taps] uniform
+/// in
+/// [-1/2, 1/2] = 1 / sqrt(taps), where a sum of independent tokens keeps their scale.
+class ShortConv : public Module {
+ public:
+  static constexpr int64_t taps = 4;
+
+  ShortConv(int64_t channels, Initialiser& initialiser);
+
+  /// [B, T, channels] -> the same. A tail [B, taps - 1, channels], unless it is null, holds the tokens before
+  /// x, and afterwards the last of both; as part of a mixer's state it needs NoGrad.
+  Variable forward(const Variable& x, Tensor* tail) const;
+  /// The tail before the first token.
+  Tensor empty_tail(int64_t batch) const;
+
+ private:
+  Variable weight_;
+};
+
 /// down(gelu(up(x))), GELU by its tanh approximation.
 class Mlp : public Module {
  public:

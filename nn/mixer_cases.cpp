@@ -6,7 +6,7 @@ namespace mixgrad {
 
 namespace {
 
-constexpr int64_t batch = 2, length = 5, context_length = 4, width = 6, heads = 2;
+constexpr int64_t batch = 2, length = 5, context_length = 4, width = 12, heads = 2;
 
 /// One form of a mixer as a function of its inputs and parameters.
 GradCase mixer_case(const MixerKind& kind, const std::string& form, CaseInputs& inputs) {

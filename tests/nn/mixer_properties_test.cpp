@@ -222,7 +222,7 @@ TEST_CASE("mixers: patterns") {
   CHECK(pattern_text(choices) == "gma(components=32,routing=8)*2,sdpa,gma(components=32,routing=8)*2,sdpa");
   CHECK(pattern_text(parse_pattern("sdpa", 3)) == "sdpa*3");
   CHECK_THROWS_WITH_AS(parse_pattern("gam", 1),
-                       "[mixer] unknown mixer 'gam'; known: sdpa, gma; did you mean 'gma'?", UsageError);
+                       "[mixer] unknown mixer 'gam'; known: sdpa, gma, linear, gated_gma; did you mean 'gma'?", UsageError);
   CHECK_THROWS_WITH_AS(
       parse_pattern("gma(component=3)", 1),
       "[pattern] gma has no option 'component'; known: components, routing, normalise, sharpness; did "
@@ -237,14 +237,17 @@ TEST_CASE("mixers: patterns") {
   CHECK_THROWS_AS(parse_pattern("gma,sdpa", 3), UsageError);
 }
 
-TEST_CASE("gma: the state is of constant size and the cache of sdpa is not") {
+TEST_CASE("mixers: recurrent states are of constant size and the cache of sdpa is not") {
   const auto bytes_after = [](const char* name, int64_t length) {
     const auto mixer = small_mixer(find_mixer(name), DType::float32);
     MixerState state = mixer->initial_state(1, 1);
     read_in_pieces(*mixer, random_input(1, length, DType::float32), {length}, state);
     return state.bytes();
   };
-  CHECK(bytes_after("gma", 3) == bytes_after("gma", 300));
+  for (const char* name : {"gma", "linear", "gated_gma"}) {
+    CAPTURE(name);
+    CHECK(bytes_after(name, 3) == bytes_after(name, 300));
+  }
   CHECK(bytes_after("gma", 3) == heads * 5 * (width / heads + 1) * 4);  // H K (dv + 1) floats
   CHECK(bytes_after("sdpa", 300) > bytes_after("sdpa", 3));
 }

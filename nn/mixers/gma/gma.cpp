@@ -1,7 +1,5 @@
 #include "nn/mixers/gma/gma.h"
 
-#include <cmath>
-
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/gma.h"
 #include "autograd/ops/gmm.h"
@@ -12,20 +10,6 @@ namespace mixgrad {
 namespace {
 
 const MixerForms forms{.causal = true, .bidirectional = true, .cross = true, .key_mask = true};
-
-/// Points drawn uniformly on the sphere of radius sqrt(dr): where RMS-normalised routing vectors live, so
-/// that no component starts far from the data.
-Tensor means_on_sphere(const Shape& shape, Initialiser& initialiser) {
-  Tensor means = normal(shape, 1, initialiser.generator(), DType::float64);
-  auto* values = means.data<double>();
-  const int64_t dim = shape[-1];
-  for (int64_t row = 0; row < shape.rows(); ++row, values += dim) {
-    double squares = 0;
-    for (int64_t m = 0; m < dim; ++m) squares += values[m] * values[m];
-    for (int64_t m = 0; m < dim; ++m) values[m] *= std::sqrt(static_cast<double>(dim) / squares);
-  }
-  return means;
-}
 
 }  // namespace
 
@@ -39,23 +23,18 @@ Gma::Gma(const MixerConfig& config, Initialiser& initialiser)
       k_(config.width, config.heads * routing_, false, initialiser),
       v_(config.width, config.width, false, initialiser),
       out_(config.width, config.width, false, initialiser),
-      mean_(initialiser.values(means_on_sphere({config.heads, components_, routing_}, initialiser))),
-      // On that sphere the scores of two components spread by sqrt(dr) / variance: set that.
-      omega_(initialiser.constant(
-          {config.heads, components_, routing_},
-          std::log(std::expm1(std::sqrt(static_cast<double>(routing_)) / config.option("sharpness"))))),
-      alpha_(initialiser.constant({config.heads, components_}, 0)) {
+      mixture_(config, initialiser) {
   declare("q", q_);
   declare("k", k_);
   declare("v", v_);
   declare("out", out_);
-  declare("mean", mean_, Decay::no);
-  declare("omega", omega_, Decay::no);
-  declare("alpha", alpha_, Decay::no);
+  declare("mean", mixture_.mean, Decay::no);
+  declare("omega", mixture_.omega, Decay::no);
+  declare("alpha", mixture_.alpha, Decay::no);
 }
 
 MixerState Gma::initial_state(int64_t batch, int64_t) const {
-  const Tensor& like = mean_.value();
+  const Tensor& like = mixture_.mean.value();
   MixerState state;
   state.tensors = {Tensor::zeros({batch, heads_, components_, head_size_}, like.dtype(), like.device()),
                    Tensor::zeros({batch, heads_, components_}, like.dtype(), like.device())};
@@ -83,8 +62,8 @@ Variable Gma::mix(const MixerInput& input) {
     normaliser = Variable(input.state->tensors[1]);
   }
   const Recurrence read =
-      gma(q, k, v, mean_, omega_, alpha_, {.causal = input.causal, .final_state = input.state != nullptr},
-          input.key_mask, slots, normaliser);
+      gma(q, k, v, mixture_.mean, mixture_.omega, mixture_.alpha,
+          {.causal = input.causal, .final_state = input.state != nullptr}, input.key_mask, slots, normaliser);
   if (input.state != nullptr) {
     input.state->tensors = {read.state.value(), read.normaliser.value()};
     input.state->position += input.x.shape()[1];
@@ -94,7 +73,7 @@ Variable Gma::mix(const MixerInput& input) {
 
 Tensor Gma::key_responsibilities(const Variable& x) {
   const NoGrad no_grad;
-  return gmm_responsibilities(route(k_, x), mean_, omega_, alpha_).value();
+  return gmm_responsibilities(route(k_, x), mixture_.mean, mixture_.omega, mixture_.alpha).value();
 }
 
 MixerKind gma_mixer() {
@@ -102,11 +81,10 @@ MixerKind gma_mixer() {
       .name = "gma",
       .summary = "Gaussian Mixture Attention: a fixed number of learned slots, linear in length",
       .forms = forms,
-      .options = {{"components", 64, 1, 1 << 16, true, "Gaussians per head: K"},
-                  {"routing", 16, 1, 1 << 16, true, "size of the routing vectors: dr"},
+      .options = {components_option,
+                  routing_option,
                   {"normalise", 1, 0, 1, true, "1: routing vectors have root mean square 1; 0: as they are"},
-                  {"sharpness", 2, 1e-3, 1e3, false,
-                   "spread of the scores at the start; larger is more peaked"}},
+                  sharpness_option},
       .check_options = "components=5,routing=3",
       .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
         return std::make_unique<Gma>(config, initialiser);

@@ -4,6 +4,7 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
+#include "nn/mixers/gma/mixture.h"
 
 namespace mixgrad {
 
@@ -31,9 +32,7 @@ class Gma final : public Mixer {
   const int64_t head_size_;
   const bool normalise_;
   Linear q_, k_, v_, out_;
-  Variable mean_;
-  Variable omega_;
-  Variable alpha_;
+  GaussianMixture mixture_;
 };
 
 }  // namespace mixgrad

@@ -1,0 +1,137 @@
+// Gaussian Mixture Attention that forgets: slots with a decay, a short convolution before and a gate behind.
+// Derivation in gated_gma.md.
+#include <cmath>
+
+#include "autograd/ops/decay_gate.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/gmm.h"
+#include "autograd/ops/norm.h"
+#include "autograd/ops/recurrence.h"
+#include "nn/layers.h"
+#include "nn/mixer.h"
+#include "nn/mixers/gma/mixture.h"
+
+namespace mixgrad {
+
+namespace {
+
+const MixerForms forms{.causal = true};
+
+/// The heads' first decay rates, on a ladder from 1 to 1/64 a token, as the dt_bias that gives them.
+Tensor decay_ladder(int64_t heads) {
+  std::vector<double> bias(heads);
+  for (int64_t head = 0; head < heads; ++head) {
+    const double share = heads > 1 ? static_cast<double>(head) / static_cast<double>(heads - 1) : 0;
+    bias[head] = std::log(std::expm1(std::pow(64, -share)));  // softplus of it is 64^-share
+  }
+  return Tensor::from(bias, {heads});
+}
+
+/// Decodes with a state of K dv numbers a head, and the last three tokens of each convolution.
+class GatedGma final : public Mixer {
+ public:
+  GatedGma(const MixerConfig& config, Initialiser& initialiser)
+      : Mixer(config, "gated_gma", forms),
+        components_(config.integer_option("components")),
+        routing_(config.integer_option("routing")),
+        head_size_(config.width / config.heads),
+        q_(config.width, config.heads * routing_, false, initialiser),
+        k_(config.width, config.heads * routing_, false, initialiser),
+        v_(config.width, config.width, false, initialiser),
+        gate_(config.width, config.width, false, initialiser),
+        decay_(config.width, config.heads, false, initialiser),
+        out_(config.width, config.width, false, initialiser),
+        q_conv_(config.heads * routing_, initialiser),
+        k_conv_(config.heads * routing_, initialiser),
+        v_conv_(config.width, initialiser),
+        mixture_(config, initialiser),
+        A_log_(initialiser.constant({config.heads}, 0)),
+        dt_bias_(initialiser.values(decay_ladder(config.heads))),
+        norm_(initialiser.constant({head_size_}, 1)) {
+    declare("q", q_);
+    declare("k", k_);
+    declare("v", v_);
+    declare("gate", gate_);
+    declare("decay", decay_);
+    declare("out", out_);
+    declare("q_conv", q_conv_);
+    declare("k_conv", k_conv_);
+    declare("v_conv", v_conv_);
+    declare("mean", mixture_.mean, Decay::no);
+    declare("omega", mixture_.omega, Decay::no);
+    declare("alpha", mixture_.alpha, Decay::no);
+    declare("A_log", A_log_, Decay::no);
+    declare("dt_bias", dt_bias_, Decay::no);
+    declare("norm", norm_, Decay::no);
+  }
+
+  MixerState initial_state(int64_t batch, int64_t) const override {
+    const Tensor& like = norm_.value();
+    MixerState state;
+    state.tensors = {Tensor::zeros({batch, heads_, components_, head_size_}, like.dtype(), like.device()),
+                     q_conv_.empty_tail(batch), k_conv_.empty_tail(batch), v_conv_.empty_tail(batch)};
+    return state;
+  }
+
+  double flops_per_token(int64_t) const override {
+    // Routing of query and key, decay, write and read of the slots, convolutions; whatever the length.
+    const auto slots = static_cast<double>(heads_ * components_);
+    const auto convolved = static_cast<double>(2 * heads_ * routing_ + width_);
+    return slots * static_cast<double>(6 * routing_ + 5 * head_size_) + 2 * ShortConv::taps * convolved;
+  }
+
+ protected:
+  Variable mix(const MixerInput& input) override {
+    const Variable& x = input.x;
+    const Shape head_shape{x.shape()[0], x.shape()[1], heads_, head_size_};
+    MixerState* state = input.state;
+    const auto tensor = [&](int index) { return state != nullptr ? &state->tensors[index] : nullptr; };
+
+    const GmmParameters mixture = gmm_parameters(mixture_.omega, mixture_.alpha, 1e-4);
+    const Variable q = features(mixture, q_conv_.forward(q_.forward(x), tensor(1)));  // [B, T, H, K]
+    const Variable k = features(mixture, k_conv_.forward(k_.forward(x), tensor(2)));  // [B, T, H, K]
+    const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3)), head_shape);
+    const Variable log_decay = decay_gate(decay_.forward(x), A_log_, dt_bias_);  // [B, T, H]
+    const Variable slots = state != nullptr ? Variable(*tensor(0)) : Variable();
+    const Recurrence read = recurrence(q, k, v, {.final_state = state != nullptr}, log_decay, slots);
+    if (state != nullptr) {
+      *tensor(0) = read.state.value();
+      state->position += x.shape()[1];
+    }
+    const Variable gate = reshape(gate_.forward(x), head_shape);
+    return out_.forward(reshape(gated_rms_norm(read.output, gate, norm_), x.shape()));
+  }
+
+ private:
+  /// Responsibilities of length 1 for routing vectors that are not normalised yet.
+  Variable features(const GmmParameters& mixture, const Variable& routed) const {
+    const Shape shape{routed.shape()[0], routed.shape()[1], heads_, routing_};
+    const Variable on_sphere = rms_norm(reshape(routed, shape));
+    return l2_normalize(gmm_posterior(on_sphere, mixture_.mean, mixture.variance, mixture.log_prior));
+  }
+
+  const int64_t components_;
+  const int64_t routing_;
+  const int64_t head_size_;
+  Linear q_, k_, v_, gate_, decay_, out_;
+  ShortConv q_conv_, k_conv_, v_conv_;
+  GaussianMixture mixture_;
+  Variable A_log_;
+  Variable dt_bias_;
+  Variable norm_;
+};
+
+}  // namespace
+
+MixerKind gated_gma_mixer() {
+  return {.name = "gated_gma",
+          .summary = "Gaussian Mixture Attention that forgets, with short convolutions and an output gate",
+          .forms = forms,
+          .options = {components_option, routing_option, sharpness_option},
+          .check_options = "components=5,routing=3",
+          .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
+            return std::make_unique<GatedGma>(config, initialiser);
+          }};
+}
+
+}  // namespace mixgrad
