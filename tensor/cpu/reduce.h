@@ -56,10 +56,12 @@ inline int64_t rows_per_partial_sum(int64_t rows, int64_t columns) {
 template <class T>
 void sum_blocks(int64_t blocks, int64_t columns, const T* partial, T* total) {
   if (total == nullptr) return;
-  std::fill_n(total, columns, T(0));
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int64_t j = 0; j < columns; ++j) total[j] += partial[block * columns + j];
-  }
+  parallel_blocks(columns, 16384, [=](int64_t begin, int64_t end) {
+    std::fill(total + begin, total + end, T(0));
+    for (int64_t block = 0; block < blocks; ++block) {
+      for (int64_t j = begin; j < end; ++j) total[j] += partial[block * columns + j];
+    }
+  });
 }
 
 }  // namespace mixgrad

@@ -220,17 +220,6 @@ void replay_chunk(const ScanShape& s, const Place& place, const ScanInputs<T>& i
   }
 }
 
-/// total[i] = sum over parts of part[i], in their order.
-template <class T>
-void sum_parts(int64_t parts, int64_t size, const T* part, T* total) {
-  parallel_blocks(size, 16384, [=](int64_t begin, int64_t end) {
-    std::fill(total + begin, total + end, T(0));
-    for (int64_t p = 0; p < parts; ++p) {
-      for (int64_t i = begin; i < end; ++i) total[i] += part[p * size + i];
-    }
-  });
-}
-
 }  // namespace
 
 template <class T>
@@ -267,10 +256,10 @@ void selective_scan_backward(Cpu, ScanShape s, const ScanInputs<T>& in, const T*
       store_transposed(s, place, room.G, of_batch(s, place, out.dinitial_state));
     }
   });
-  sum_parts(tiles(s), token_states, dB_parts, out.dB);
-  sum_parts(tiles(s), token_states, dC_parts, out.dC);
-  sum_parts(s.batch, weights, dA_parts, out.dA);
-  if (out.dD != nullptr) sum_parts(s.batch, s.channels, dD_parts, out.dD);
+  sum_blocks(tiles(s), token_states, dB_parts, out.dB);
+  sum_blocks(tiles(s), token_states, dC_parts, out.dC);
+  sum_blocks(s.batch, weights, dA_parts, out.dA);
+  sum_blocks(s.batch, s.channels, dD_parts, out.dD);
 }
 
 #define INSTANTIATE(T)                                                                               \

@@ -1,6 +1,7 @@
 // What every registered mixer must do, whatever it computes; and the theory of the mixers that have one.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -221,8 +222,9 @@ TEST_CASE("mixers: patterns") {
   CHECK(choices[5].text() == "sdpa");
   CHECK(pattern_text(choices) == "gma(components=32,routing=8)*2,sdpa,gma(components=32,routing=8)*2,sdpa");
   CHECK(pattern_text(parse_pattern("sdpa", 3)) == "sdpa*3");
-  CHECK_THROWS_WITH_AS(parse_pattern("gam", 1),
-                       "[mixer] unknown mixer 'gam'; known: sdpa, gma, linear, gated_gma; did you mean 'gma'?", UsageError);
+  CHECK_THROWS_WITH_AS(
+      parse_pattern("gam", 1),
+      "[mixer] unknown mixer 'gam'; known: sdpa, gma, linear, gated_gma; did you mean 'gma'?", UsageError);
   CHECK_THROWS_WITH_AS(
       parse_pattern("gma(component=3)", 1),
       "[pattern] gma has no option 'component'; known: components, routing, normalise, sharpness; did "
@@ -250,6 +252,28 @@ TEST_CASE("mixers: recurrent states are of constant size and the cache of sdpa i
   }
   CHECK(bytes_after("gma", 3) == heads * 5 * (width / heads + 1) * 4);  // H K (dv + 1) floats
   CHECK(bytes_after("sdpa", 300) > bytes_after("sdpa", 3));
+}
+
+TEST_CASE("gated_gma: heads start on a ladder of decay rates and forget accordingly") {
+  const auto mixer = small_mixer(find_mixer("gated_gma"), DType::float64);
+  const std::vector<Parameter> parameters = mixer->parameters();
+  const auto bias = std::find_if(parameters.begin(), parameters.end(),
+                                 [](const Parameter& parameter) { return parameter.name == "dt_bias"; });
+  REQUIRE(bias != parameters.end());
+  const std::vector<double> first = bias->variable->value().to_vector();
+  CHECK(std::log1p(std::exp(first[0])) == doctest::Approx(1));
+  CHECK(std::log1p(std::exp(first[1])) == doctest::Approx(1.0 / 64));
+
+  // How much the first token matters once the convolution has passed it.
+  const auto influence = [&](double decay) {
+    bias->variable->value().fill(decay);
+    const Tensor x = random_input(1, 8, DType::float64);
+    Tensor other = x.clone();
+    other.narrow(1, 0, 1).copy_from(random_input(1, 1, DType::float64, 12));
+    return largest_difference(whole(*mixer, other).narrow(1, 4, 4), whole(*mixer, x).narrow(1, 4, 4));
+  };
+  CHECK(influence(90) == 0);     // e^-90 is nothing beside what is written later
+  CHECK(influence(-90) > 1e-3);  // 0.0037: nothing is forgotten
 }
 
 TEST_CASE("gma: responsibilities sum to one and are Lipschitz in the routing vector") {
