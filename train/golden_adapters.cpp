@@ -4,11 +4,13 @@
 #include "autograd/ops/attention.h"
 #include "autograd/ops/conv.h"
 #include "autograd/ops/decay_gate.h"
+#include "autograd/ops/delta_product.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/embedding.h"
 #include "autograd/ops/gma.h"
 #include "autograd/ops/gmm.h"
 #include "autograd/ops/linear.h"
+#include "autograd/ops/longhorn.h"
 #include "autograd/ops/norm.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/ops/rope.h"
@@ -165,6 +167,22 @@ void run_delta_rule(GoldenCase& golden) {
   const Recurrence got =
       delta_rule(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("beta"),
                  {.scale = golden.number("scale")}, golden.input("g"), golden.input("state0"));
+  golden.output("o", got.output);
+  golden.output("state", got.state);
+}
+
+void run_delta_product(GoldenCase& golden) {
+  const Recurrence got =
+      delta_product(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("beta"),
+                    {.scale = golden.number("scale")}, golden.input("g"), golden.input("state0"));
+  golden.output("o", got.output);
+  golden.output("state", got.state);
+}
+
+void run_longhorn(GoldenCase& golden) {
+  const Recurrence got =
+      longhorn(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("beta"),
+               {.scale = golden.number("scale")}, golden.input("state0"));
   golden.output("o", got.output);
   golden.output("state", got.state);
 }
@@ -354,6 +372,8 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"delta_rule", run_delta_rule},
       {"gated_delta_rule", run_delta_rule},
       {"kda", run_delta_rule},
+      {"delta_product", run_delta_product},
+      {"longhorn", run_longhorn},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},

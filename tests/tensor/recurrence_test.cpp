@@ -6,8 +6,10 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/delta_product.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/gma.h"
+#include "autograd/ops/longhorn.h"
 #include "tensor/allocator.h"
 #include "tests/tensor/fixtures.h"
 
@@ -558,6 +560,56 @@ TEST_CASE("tensor/recurrence: the delta rule at rate 0 carries the state and not
   });
 }
 
+TEST_CASE("tensor/recurrence: a product of equal steps is one longer step") {
+  // n steps of rate beta on one pair, with |k| = 1, leave (1 - beta)^n of the residual. 70 tokens of 3 steps:
+  // chunks of 64 steps end inside a token.
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    Inputs in = make_delta_inputs({.tokens = 70, .heads = 1, .key_heads = 1});
+    in.log_decay = resetting_gate(in);
+    add_state(in, false);
+    const int64_t steps = 3;
+    const auto repeated = [&](const Tensor& x, int64_t size) {
+      const Values values = x.to_vector();
+      Values all;
+      for (int64_t t = 0; t < in.tokens; ++t) {
+        for (int64_t j = 0; j < steps; ++j) {
+          all.insert(all.end(), values.begin() + t * size, values.begin() + (t + 1) * size);
+        }
+      }
+      return all;
+    };
+    const auto constant = [&](const Tensor& x) { return leaf(x.to_vector(), x.shape(), device, dtype); };
+    const Recurrence product =
+        delta_product(constant(in.q), leaf(repeated(in.k, 5), {1, 70, steps, 1, 5}, device, dtype),
+                      leaf(repeated(in.v, 7), {1, 70, steps, 1, 7}, device, dtype),
+                      leaf(repeated(in.beta, 1), {1, 70, steps, 1}, device, dtype), {},
+                      constant(in.log_decay), constant(in.state));
+    for (int64_t t = 0; t < in.tokens; ++t) {
+      double& rate = in.beta.data<double>()[t];
+      rate = 1 - std::pow(1 - rate, 3);
+    }
+    const Results step = run(in, {}, dtype, device);
+    const Results got{.o = value_of(product.output), .state = value_of(product.state)};
+    // Float 1e-7; forgetting with the last step instead of the first gives 0.2.
+    CHECK(relative_error(got, {.o = step.o, .state = step.state}) <= 1e-5);
+  });
+}
+
+TEST_CASE("tensor/recurrence: longhorn is stable and exact for keys of any length") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    // S = 2, k = 3, v = 12, beta = 1e6: the rate is 1 / 9 to 1e-7, and the state answers with the value, S =
+    // 12 / 3.
+    const auto one = [&](double x) { return leaf({x}, {1, 1, 1, 1}, device, dtype); };
+    const Variable beta = leaf({1e6}, {1, 1, 1}, device, dtype);
+    const Recurrence exact = longhorn(one(1), one(3), one(12), beta, {}, one(2));
+    CHECK(exact.state.value().item() == doctest::Approx(4));
+    // beta = 1: 2 + 3 (12 - 6) / 10.
+    const Recurrence half =
+        longhorn(one(1), one(3), one(12), leaf({1}, {1, 1, 1}, device, dtype), {}, one(2));
+    CHECK(half.state.value().item() == doctest::Approx(3.8));
+  });
+}
+
 TEST_CASE("tensor/recurrence: log decays below the limit act as it and have no gradient") {
   for_each_device_and_dtype([](Device device, DType dtype) {
     Inputs in = make_inputs({.tokens = 20});
@@ -860,6 +912,17 @@ TEST_CASE("tensor/recurrence: what does not go together is named") {
   CHECK(error_of([&] {
           delta_rule(q, q, v, zeros({2, 3, 2}), {});
         }) == "[delta_rule] beta (2, 3, 2); allowed: (2, 3, 4)");
+  CHECK(error_of([&] {
+          delta_product(q, q, v, zeros({2, 3, 4}), {});
+        }) ==
+        "[delta_product] q (2, 3, 2, 4), k (2, 3, 2, 4), v (2, 3, 4, 5), beta (2, 3, 4): they must be [B, T, "
+        "Hk, dk], "
+        "[B, T, n, Hk, dk], [B, T, n, H, dv] and [B, T, n, H]");
+  CHECK(error_of([&] {
+          longhorn(q, q, v, zeros({2, 3, 3}), {});
+        }) ==
+        "[longhorn] k (2, 3, 2, 4), beta (2, 3, 3): they must be [B, T, Hk, dk] and [B, T, H], where Hk "
+        "divides H");
   CHECK(error_of([&] { delta_rule(q, q, v, {}, {}); }) == "[delta_rule] beta is missing; allowed: (2, 3, 4)");
   CHECK(error_of([&] {
           recurrence(q, q, v, {.causal = false}, zeros({2, 3, 4}));
