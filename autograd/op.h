@@ -5,10 +5,14 @@
 //   struct Scale {
 //     static constexpr std::string_view name = "scale";
 //     double factor;
-//     Tensor forward(Context&, const Tensor& x) const;               // returns Tensor, or Tensors for
-//     several outputs Tensors backward(const Context&, const Tensor& dy) const;      // one gradient for each
-//     input, in their order
+//
+//     // Returns a Tensor, or Tensors for several outputs.
+//     Tensor forward(Context&, const Tensor& x) const;
+//
+//     // One gradient for each input, in their order.
+//     Tensors backward(const Context&, const Tensor& dy) const;
 //   };
+//
 //   Variable scale(const Variable& x, double factor) { return apply(Scale{factor}, x); }
 //
 // Forward saves in the context what backward needs. Backward only returns gradients; the engine adds them up.
@@ -17,6 +21,7 @@
 // to an input that requires a gradient: it throws, so that no gradient vanishes in silence.
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -76,11 +81,15 @@ class OpNode final : public Node {
   Context context_;
 };
 
+/// Throws Error unless all defined inputs of an op have one element type and device.
+void check_same_type(std::string_view op, std::initializer_list<const Tensor*> inputs);
+
 /// Runs an op on its inputs and, where one of them requires a gradient, records it. An undefined Variable
 /// reaches the op as an undefined Tensor. Returns a Variable, or a vector of them, as forward returns one
 /// tensor or several.
 template <class Op, class... Inputs>
 auto apply(Op op, const Inputs&... inputs) {
+  check_same_type(Op::name, {&inputs.value()...});
   Context context({(recording() && inputs.requires_grad())...});
   auto result = op.forward(context, inputs.value()...);
   constexpr bool single = std::is_same_v<decltype(result), Tensor>;

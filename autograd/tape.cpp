@@ -106,6 +106,8 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
     Tensor cotangent = cotangents[i].defined()
                            ? cotangents[i]
                            : Tensor::full(root.shape(), 1, root.dtype(), root.value().device());
+    check(cotangent.dtype() == root.dtype(), "[backward] a cotangent of ", cotangent.dtype(),
+          " for a root of ", root.dtype());
     check(cotangent.shape() == root.shape(), "[backward] a cotangent of shape ", cotangent.shape(),
           " for a root of shape ", root.shape());
     send(edge, std::move(cotangent));

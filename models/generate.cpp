@@ -61,8 +61,8 @@ void generate(LanguageModel& model, const std::vector<int32_t>& prompt, const Sa
   };
 
   std::vector<int32_t> text = prompt;
-  LanguageModelState state =
-      model.initial_state(1, std::min<int64_t>(longest, prompt.size() + options.tokens));
+  constexpr int64_t first_capacity = 4096;  // a cache that needs more grows
+  LanguageModelState state = model.initial_state(1, std::min(longest, first_capacity));
   std::vector<double> logits = read(model, last_tokens(text, longest), state);
   for (int64_t step = 0; step < options.tokens; ++step) {
     const int32_t token = sample_token(logits, options, generator);

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <set>
 
 namespace mixgrad {
 
@@ -101,10 +102,12 @@ class PatternReader {
     MixerChoice choice{&find_mixer(word()), {}};
     for (const MixerOption& option : choice.kind->options) choice.options[option.name] = option.default_value;
     if (!accept('(') || accept(')')) return choice;
+    std::set<std::string> said;
     do {
       const std::string name = word();
       require(accept('='), "'=' and a value");
       set(choice, name, number());
+      check_usage(said.insert(name).second, "[pattern] '", text_, "': ", name, " is given twice");
     } while (accept(','));
     require(accept(')'), "')'");
     return choice;

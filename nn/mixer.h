@@ -73,6 +73,10 @@ class Mixer : public Module {
   /// expected; a state that grows with them makes room for so many at once.
   virtual MixerState initial_state(int64_t batch, int64_t capacity) const = 0;
 
+  /// gamma [B, T, H, K]: which component each token of x [B, T, D], as a key, is written to, for a mixer that
+  /// has components; else undefined. No gradient.
+  virtual Tensor key_responsibilities(const Variable&) { return {}; }
+
   /// Multiply-adds times two of one token's forward pass beyond its linear projections, at position `length`.
   virtual double flops_per_token(int64_t length) const = 0;
 

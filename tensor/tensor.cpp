@@ -130,8 +130,8 @@ Tensor Tensor::reshape(const Shape& shape) const {
 
 Tensor Tensor::narrow(int axis, int64_t start, int64_t length) const {
   if (axis < 0) axis += shape_.rank();
-  check(start >= 0 && length >= 0 && start + length <= shape_[axis], "[tensor] entries ", start, " to ",
-        start + length, " of axis ", axis, " of ", shape_);
+  check(start >= 0 && length >= 0 && start <= shape_[axis] && length <= shape_[axis] - start,
+        "[tensor] entries ", start, " to ", start + length, " of axis ", axis, " of ", shape_);
   Tensor view = *this;
   view.offset_ += start * strides_[axis];
   view.shape_[axis] = length;
@@ -203,14 +203,18 @@ Tensor zeros_like(const Tensor& tensor) {
 }
 
 Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype, Device device) {
-  std::vector<double> values(shape.elements());
-  for (size_t i = 0; i < values.size(); i += 2) {
-    const double radius = deviation * std::sqrt(-2 * std::log1p(-generator.uniform()));
-    const double angle = 2 * std::numbers::pi * generator.uniform();
-    values[i] = radius * std::cos(angle);
-    if (i + 1 < values.size()) values[i + 1] = radius * std::sin(angle);
-  }
-  return Tensor::from(values, shape, device).to(dtype);
+  Tensor tensor = Tensor::empty(shape, dtype, device);
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    T* values = tensor.data<T>();
+    for (int64_t i = 0; i < tensor.elements(); i += 2) {
+      const double radius = deviation * std::sqrt(-2 * std::log1p(-generator.uniform()));
+      const double angle = 2 * std::numbers::pi * generator.uniform();
+      values[i] = static_cast<T>(radius * std::cos(angle));
+      if (i + 1 < tensor.elements()) values[i + 1] = static_cast<T>(radius * std::sin(angle));
+    }
+  });
+  return tensor;
 }
 
 Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype,

@@ -265,8 +265,11 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
     }
   }
   if (program == "generate") set_option(words, "--tokens", "4");
-  if (program == "gradcheck" && option_value(words, "--filter", "").empty())
-    set_option(words, "--filter", "elementwise/scale");
+  if (program == "gradcheck" && option_value(words, "--golden", "").empty()) {
+    if (option_value(words, "--filter", "").empty()) set_option(words, "--filter", "elementwise/scale");
+  } else if (program == "gradcheck") {  // of all vectors, those of one op that is covered
+    set_option(words, "--golden", (root / "tests/golden/linear").string());
+  }
   return words;
 }
 

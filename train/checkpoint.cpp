@@ -295,6 +295,8 @@ fs::path save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint, 
   return target;
 }
 
+bool has_checkpoints(const fs::path& run_dir) { return !list_candidates(run_dir).empty(); }
+
 std::optional<fs::path> newest_checkpoint(const fs::path& run_dir, std::vector<std::string>* skipped) {
   for (const Candidate& candidate : list_candidates(run_dir)) {
     try {

@@ -42,6 +42,9 @@ struct Retention {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, const Checkpoint& checkpoint,
                                       const Retention& retention = {});
 
+/// Whether a folder holds checkpoints, complete or not. False when there is no such folder.
+bool has_checkpoints(const std::filesystem::path& run_dir);
+
 /// The checkpoint of the highest step whose files all agree with its manifest; none when there is none, or no
 /// such folder. `skipped`, when given, receives one line for each damaged checkpoint that was passed over.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_dir,

@@ -56,6 +56,10 @@ int run(int argc, char** argv) {
   const SavedModel saved = load_model(model_path, parse_device(device));
   std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
   if (ids.empty()) ids = {opening_token(saved.tokenizer)};
+  if (static_cast<int64_t>(ids.size()) > saved.model->longest_read()) {
+    std::cerr << "note: the model reads the last " << saved.model->longest_read() << " of the prompt's "
+              << ids.size() << " tokens, its learned context\n";
+  }
   Generator generator(seed, Stream::sampling);
   CharacterStream out;
   out.put(prompt);

@@ -57,14 +57,17 @@ void declare(CLI::App& app, TrainOptions& o) {
 
   optimisation(app.add_option("--batch", o.batch, "Sequences in a forward pass"));
   optimisation(app.add_option("--accumulate", o.accumulate, "Forward and backward passes in a step"));
-  optimisation(app.add_option("--steps", o.steps, "Optimiser steps, counted from the start of the run"));
+  optimisation(
+      app.add_option("--steps", o.steps,
+                     "Optimiser steps, counted from the start of the run; the schedule is of so many, so "
+                     "that more of them on --resume raise the learning rate again"));
   optimisation(app.add_option("--minutes", o.minutes,
-                              "Above 0: as many steps as the whole run takes about so long with, at most "
-                              "--steps if that is given"));
+                              "Above 0: train for about so long, evaluations included; --steps, if given, is "
+                              "then an upper limit"));
   optimisation(app.add_option("--lr,--learning-rate", o.learning_rate, "Peak learning rate"));
   optimisation(
       app.add_option("--min-lr", o.min_learning_rate, "Learning rate at the end; -1: a tenth of --lr"));
-  optimisation(app.add_option("--warmup", o.warmup, "Steps until the peak"));
+  optimisation(app.add_option("--warmup", o.warmup, "Steps until the peak, at most --steps"));
   optimisation(app.add_option("--beta1", o.adamw.beta1, "AdamW: decay of the first moment"));
   optimisation(app.add_option("--beta2", o.adamw.beta2, "AdamW: decay of the second moment"));
   optimisation(app.add_option("--weight-decay", o.adamw.weight_decay,

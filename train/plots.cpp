@@ -297,7 +297,8 @@ constexpr int64_t kBarWidth = 20, kLeastBarHeight = 180;
 constexpr int64_t kHeadingScale = 2;
 constexpr const char* kPositionTitle = "position of the token";
 
-// A token's bytes in printable ASCII: a space as _, everything else unprintable as an escape of C.
+// A token's bytes in printable ASCII: a space as _, a line end as $, everything else unprintable as an escape
+// of C.
 std::string printable(const std::string& token) {
   constexpr char hex[] = "0123456789abcdef";
   std::string result;
@@ -305,7 +306,7 @@ std::string printable(const std::string& token) {
     if (c == ' ')
       result += '_';
     else if (c == '\n')
-      result += "\\n";
+      result += '$';
     else if (c == '\t')
       result += "\\t";
     else if (c == '\r')
@@ -352,7 +353,8 @@ Heading heading(const Responsibilities& r, const ComponentUsage& usage, int64_t 
       str(usage.used, " of ", r.components, " components win a token; usage entropy ", std::fixed,
           std::setprecision(3), usage.entropy, " of its maximum, log ", r.components,
           " (1 = all used evenly)"),
-      wrapped("Each column is one token (_ is a space) and shares out 1 among the components: the brighter a "
+      wrapped("Each column is one token (_ is a space, $ a line end) and shares out 1 among the components: "
+              "the brighter a "
               "cell, the larger the share of its component. Rows are ordered by their strongest token; those "
               "with a grey number win no token and come last, most used first." +
                   cut_rows + cut_columns,

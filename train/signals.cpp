@@ -12,6 +12,9 @@ void remember(int signal) { arrived = signal; }
 void catch_interrupts() {
   std::signal(SIGINT, remember);
   std::signal(SIGTERM, remember);
+  // A file too large and a reader that has gone are failed writes, not reasons to lose what was learned.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
 }
 
 int interrupt() { return arrived; }

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <zlib.h>
 
 #include <chrono>
@@ -8,10 +10,10 @@
 
 #include "autograd/tape.h"
 #include "models/generate.h"
-#include "nn/mixers/gma/gma.h"
 #include "tensor/allocator.h"
 #include "tensor/cpu_info.h"
 #include "tensor/dispatch.h"
+#include "tensor/files.h"
 #include "tensor/kernels/optimizer.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
@@ -35,12 +37,28 @@ constexpr int64_t least_timed_steps = 10;  // on which --minutes is based
 constexpr int64_t sample_tokens = 400;
 constexpr int64_t excerpt_tokens = 64;
 
-/// Refuses, before anything is read, a folder that another run would be lost in.
+/// Refuses, before anything is read, a folder that another run would be lost in. What is left of a run that
+/// had nothing to save yet is no loss.
 const TrainOptions& checked(const TrainOptions& options) {
-  check_usage(options.resume || !std::filesystem::exists(options.out / "run.json"), "[train] '",
-              options.out.string(), "' already holds a run; go on with --resume or choose another --out");
+  check_usage(options.resume || !has_checkpoints(options.out), "[train] '", options.out.string(),
+              "' already holds a run; go on with --resume or choose another --out");
   return options;
 }
+
+/// Held while a run writes into its folder: two at once would take each other's files away. The system lets
+/// go of it when the process ends, however it ends.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder)
+      : file_(open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    check(file_.get() >= 0, "[train] can't write into '", folder.string(), "': ", errno_text(errno));
+    check_usage(flock(file_.get(), LOCK_EX | LOCK_NB) == 0, "[train] another process is training in '",
+                folder.string(), "'");
+  }
+
+ private:
+  FileDescriptor file_;
+};
 
 Corpus read_corpus(const TrainOptions& options) {
   const std::string text = read_text(options.data);
@@ -347,15 +365,14 @@ void Trainer::draw_pictures() {
             str(config_.pattern, ": loss on ", options_.data.filename().string()));
 
   for (int64_t layer = config_.layers - 1; layer >= 0; --layer) {
-    auto* gma = dynamic_cast<Gma*>(&model_->mixer(layer));
-    if (gma == nullptr) continue;
     const NoGrad no_grad;
     const auto count = std::min<int64_t>(
         {excerpt_tokens, config_.context, static_cast<int64_t>(corpus_.parts.validation.size())});
     const std::vector<int32_t> excerpt(corpus_.parts.validation.begin(),
                                        corpus_.parts.validation.begin() + count);
-    const Tensor gamma =
-        gma->key_responsibilities(model_->mixer_input(Tensor::from(excerpt, {1, count}), layer));
+    const Variable x = model_->mixer_input(Tensor::from(excerpt, {1, count}), layer);
+    const Tensor gamma = model_->mixer(layer).key_responsibilities(x);
+    if (!gamma.defined()) continue;
     Responsibilities picture;
     picture.tokens = count;
     picture.components = gamma.shape()[3];
@@ -401,12 +418,17 @@ void Trainer::finish() {
 
 int Trainer::run() {
   make_folder(options_.out);
+  const FolderLock lock(options_.out);
   write_run_file();
   MetricsFile::cut_back(metrics_path_, step_);
   if (step_ > 0) make_up_evaluation();
   MetricsFile metrics(metrics_path_);
   announce();
   progress_.plan(step_, planned_ ? total_steps_ : 0);
+  if (step_ >= total_steps_) {
+    progress_.say(
+        str("nothing is left to train: step ", step_, " of ", total_steps_, "; go on with more --steps"));
+  }
 
   while (step_ < total_steps_) {
     MetricsRow row = train_step();

@@ -174,7 +174,7 @@ TEST_CASE("train/train program: interrupts save a whole step from which the run 
 TEST_CASE(
     "train/train program: an interrupt ends an evaluation and its row is completed by the resumed run") {
   const Workplace work;
-  write_bytes(work.text, words_text(20000));
+  write_bytes(work.text, words_text(150000));
   const std::vector<std::string> steps = {"--steps=3", "--eval-every=1", "--log-every=1"};
   const std::filesystem::path out = work.folder / "run";
   {

@@ -73,6 +73,12 @@ class GatedGma final : public Mixer {
     return state;
   }
 
+  Tensor key_responsibilities(const Variable& x) override {
+    const NoGrad no_grad;
+    const GmmParameters mixture = gmm_parameters(mixture_.omega, mixture_.alpha, 1e-4);
+    return posterior(mixture, k_conv_.forward(k_.forward(x), nullptr)).value();
+  }
+
   double flops_per_token(int64_t) const override {
     // Routing of query and key, decay, write and read of the slots, convolutions; whatever the length.
     const auto slots = static_cast<double>(heads_ * components_);
@@ -103,11 +109,16 @@ class GatedGma final : public Mixer {
   }
 
  private:
-  /// Responsibilities of length 1 for routing vectors that are not normalised yet.
-  Variable features(const GmmParameters& mixture, const Variable& routed) const {
+  /// Responsibilities for routing vectors that are not normalised yet.
+  Variable posterior(const GmmParameters& mixture, const Variable& routed) const {
     const Shape shape{routed.shape()[0], routed.shape()[1], heads_, routing_};
     const Variable on_sphere = rms_norm(reshape(routed, shape));
-    return l2_normalize(gmm_posterior(on_sphere, mixture_.mean, mixture.variance, mixture.log_prior));
+    return gmm_posterior(on_sphere, mixture_.mean, mixture.variance, mixture.log_prior);
+  }
+
+  /// The same with length 1.
+  Variable features(const GmmParameters& mixture, const Variable& routed) const {
+    return l2_normalize(posterior(mixture, routed));
   }
 
   const int64_t components_;

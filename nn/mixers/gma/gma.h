@@ -17,8 +17,7 @@ class Gma final : public Mixer {
   MixerState initial_state(int64_t batch, int64_t capacity) const override;
   double flops_per_token(int64_t length) const override;
 
-  /// gamma [B, T, H, K]: which component each token, as a key, is written to. x [B, T, D]. No gradient.
-  Tensor key_responsibilities(const Variable& x);
+  Tensor key_responsibilities(const Variable& x) override;
 
  protected:
   Variable mix(const MixerInput& input) override;

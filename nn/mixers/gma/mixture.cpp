@@ -29,7 +29,8 @@ GaussianMixture::GaussianMixture(const MixerConfig& config, Initialiser& initial
   mean = initialiser.values(means_on_sphere(shape, initialiser));
   // On that sphere the scores of two components spread by sqrt(dr) / variance: set that.
   const double variance = std::sqrt(static_cast<double>(routing)) / config.option("sharpness");
-  omega = initialiser.constant(shape, std::log(std::expm1(variance)));
+  // The inverse of softplus, in the form that can't overflow.
+  omega = initialiser.constant(shape, variance + std::log(-std::expm1(-variance)));
   alpha = initialiser.constant({config.heads, components}, 0);
 }
 
