@@ -1,6 +1,7 @@
 #include "tensor/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,6 +72,13 @@ void FileWriter::finish() {
 
 void FileWriter::require(bool ok) const {
   if (!ok) throw Error(str("[file] can't write ", path_, ": ", errno_text(errno)));
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder)
+    : file_(::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+  check(file_.get() >= 0, "[files] can't write into '", folder.string(), "': ", errno_text(errno));
+  check_usage(::flock(file_.get(), LOCK_EX | LOCK_NB) == 0, "[files] '", folder.string(),
+              "' is in use by another process");
 }
 
 void flush_folder(const std::filesystem::path& folder) {

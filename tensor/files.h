@@ -67,6 +67,17 @@ class FileWriter {
   FileDescriptor file_;
 };
 
+/// Keeps a folder, which must exist, to one owner at a time, by a file "lock" in it. The system lets go of it
+/// when the process ends, however it ends.
+class FolderLock {
+ public:
+  /// Throws UsageError when another owner has it, Error when it can't be written into.
+  explicit FolderLock(const std::filesystem::path& folder);
+
+ private:
+  FileDescriptor file_;
+};
+
 /// Flushes the entries of a folder to the disk: what makes created, renamed and removed names last.
 void flush_folder(const std::filesystem::path& folder);
 

@@ -1,7 +1,5 @@
 #include "train/trainer.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <zlib.h>
 
 #include <chrono>
@@ -13,7 +11,6 @@
 #include "tensor/allocator.h"
 #include "tensor/cpu_info.h"
 #include "tensor/dispatch.h"
-#include "tensor/files.h"
 #include "tensor/kernels/optimizer.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
@@ -44,21 +41,6 @@ const TrainOptions& checked(const TrainOptions& options) {
               "' already holds a run; go on with --resume or choose another --out");
   return options;
 }
-
-/// Held while a run writes into its folder: two at once would take each other's files away. The system lets
-/// go of it when the process ends, however it ends.
-class FolderLock {
- public:
-  explicit FolderLock(const std::filesystem::path& folder)
-      : file_(open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-    check(file_.get() >= 0, "[train] can't write into '", folder.string(), "': ", errno_text(errno));
-    check_usage(flock(file_.get(), LOCK_EX | LOCK_NB) == 0, "[train] another process is training in '",
-                folder.string(), "'");
-  }
-
- private:
-  FileDescriptor file_;
-};
 
 Corpus read_corpus(const TrainOptions& options) {
   const std::string text = read_text(options.data);
@@ -144,6 +126,7 @@ nlohmann::json Trainer::identity() const {
 }
 
 void Trainer::load_newest_checkpoint() {
+  lock_.emplace(options_.out);
   std::vector<std::string> skipped;
   const auto newest = newest_checkpoint(options_.out, &skipped);
   for (const std::string& line : skipped) progress_.say(line);
@@ -418,7 +401,7 @@ void Trainer::finish() {
 
 int Trainer::run() {
   make_folder(options_.out);
-  const FolderLock lock(options_.out);
+  if (!lock_) lock_.emplace(options_.out);
   write_run_file();
   MetricsFile::cut_back(metrics_path_, step_);
   if (step_ > 0) make_up_evaluation();

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "models/language_model.h"
+#include "tensor/files.h"
 #include "train/dataset.h"
 #include "train/evaluation.h"
 #include "train/metrics.h"
@@ -60,6 +61,7 @@ class Trainer {
 
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const TrainOptions options_;
+  std::optional<FolderLock> lock_;  // two runs at once would take each other's files away
   const Device device_;
   const Corpus corpus_;
   const ModelConfig config_;

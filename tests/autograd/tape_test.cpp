@@ -266,6 +266,14 @@ TEST_CASE("autograd/tape: leaves never share the storage of their gradients") {
   }
 }
 
+TEST_CASE("autograd/tape: element types do not mix") {
+  const Variable single(Tensor::zeros({2}, DType::float32), true), twice(Tensor::zeros({2}, DType::float64));
+  CHECK(
+      contains(error_of([&] { add(single, twice); }), "[add] input 1 is float64 on cpu, another is float32"));
+  CHECK(contains(error_of([&] { backward({single}, {Tensor::zeros({2}, DType::float64)}); }),
+                 "a cotangent of float64 for a root of float32"));
+}
+
 TEST_CASE("autograd/tape: a cotangent must fit its root") {
   const Variable x = leaf({1, 2, 3}, {3});
   const Variable y = scale(x, 2);

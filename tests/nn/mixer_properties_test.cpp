@@ -213,6 +213,16 @@ TEST_CASE("mixers: what does not fit is refused by name") {
   CHECK_THROWS_AS(mixer->forward({.x = x, .context = x, .key_mask = {}, .causal = true}), UsageError);
 }
 
+TEST_CASE("mixers: the smallest and the largest sharpness start with finite numbers") {
+  for (const char* options :
+       {"sharpness=0.001", "sharpness=1000", "routing=4096,components=2,sharpness=0.001"}) {
+    CAPTURE(options);
+    const auto mixer = small_mixer(find_mixer("gma"), DType::float32, options);
+    for (const double value : whole(*mixer, random_input(1, 5, DType::float32)).to_vector())
+      CHECK(std::isfinite(value));
+  }
+}
+
 TEST_CASE("mixers: patterns") {
   const auto choices = parse_pattern("gma(components=32, routing=8)*2,sdpa", 6);
   REQUIRE(choices.size() == 6);
@@ -230,9 +240,9 @@ TEST_CASE("mixers: patterns") {
       "[pattern] gma has no option 'component'; known: components, routing, normalise, sharpness; did "
       "you mean 'components'?",
       UsageError);
-  for (const char* bad :
-       {"", "gma(", "gma(components)", "gma(components=)", "gma(components=0)", "gma(components=1.5)",
-        "gma(components=nan)", "gma,,sdpa", "gma*0", "gma*", "gma sdpa", "gma(components=3", "gma)"}) {
+  for (const char* bad : {"", "gma(", "gma(components)", "gma(components=)", "gma(components=0)",
+                          "gma(components=1.5)", "gma(components=nan)", "gma(components=4,components=5)",
+                          "gma,,sdpa", "gma*0", "gma*", "gma sdpa", "gma(components=3", "gma)"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS(parse_pattern(bad, 1), UsageError);
   }

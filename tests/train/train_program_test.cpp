@@ -193,6 +193,32 @@ TEST_CASE(
   CHECK(losses_of(out) == losses_of(work.folder / "whole"));
 }
 
+TEST_CASE("train/train program: two processes do not train in one folder") {
+  const Workplace work;
+  Process first("train",
+                work.arguments("run") +
+                    std::vector<std::string>{"--steps=100000", "--checkpoint-every=1", "--log-every=1"});
+  REQUIRE(first.prints("step    2/"));
+  const Outcome second = run("train", {"--resume", "--out", (work.folder / "run").string(), "--threads=1"});
+  CAPTURE(second.err);
+  CHECK(second.code == 2);
+  CHECK(is_one_line(second.err));
+  CHECK(contains(second.err, "is in use by another process"));
+  first.send(SIGTERM);
+  CHECK(first.wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("train/train program: a run that was killed before its first checkpoint can start over") {
+  const Workplace work;
+  const std::vector<std::string> steps = {"--steps=100000", "--log-every=1"};
+  Process process("train", work.arguments("run") + steps);
+  REQUIRE(process.prints("step    2/"));
+  process.send(SIGKILL);
+  process.wait();
+  CHECK(run("train", work.arguments("run") + std::vector<std::string>{"--steps=2"}).code == 0);
+  CHECK(MetricsFile::read(work.folder / "run" / "metrics.csv").size() == 2);
+}
+
 TEST_CASE("train/train program: killed again and again it still ends with the same parameters") {
   const Workplace work;
   const std::vector<std::string> steps = {"--steps=300", "--checkpoint-every=10", "--dropout=0.1"};
