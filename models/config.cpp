@@ -94,8 +94,12 @@ void from_json(const nlohmann::json& json, ModelConfig& c) {
 std::string first_difference(const ModelConfig& a, const ModelConfig& b) {
   const nlohmann::json left = a;
   const nlohmann::json right = b;
-  for (const auto& [field, value] : left.items()) {
-    if (value != right.at(field)) return str(field, " ", value.dump(), " and ", right.at(field).dump());
+  // What is chosen before what may follow from it.
+  for (const char* field : {"vocabulary", "layers", "heads", "width", "context", "pattern", "positions",
+                            "norm", "bias", "tie_embeddings", "dropout", "mlp_hidden"}) {
+    if (left.at(field) != right.at(field)) {
+      return str(field, " ", left.at(field).dump(), " and ", right.at(field).dump());
+    }
   }
   return "";
 }

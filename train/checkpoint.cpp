@@ -268,11 +268,10 @@ NamedTensors read_tensors(const fs::path& path) {
 }
 
 /// What a run's folder lacks, told with the reason when its checkpoints are all damaged.
-fs::path require_newest(const fs::path& run_dir) {
-  std::vector<std::string> skipped;
+fs::path require_newest(const fs::path& run_dir, std::vector<std::string>& skipped) {
   const auto newest = newest_checkpoint(run_dir, &skipped);
-  if (skipped.empty()) skipped.emplace_back("[checkpoint] " + run_dir.string() + ": there is no checkpoint");
-  check(newest.has_value(), skipped.front());
+  check(newest.has_value(),
+        skipped.empty() ? "[checkpoint] " + run_dir.string() + ": there is no checkpoint" : skipped.front());
   return *newest;
 }
 
@@ -309,11 +308,13 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run_dir, std::vector<s
   return std::nullopt;
 }
 
-Checkpoint load_checkpoint(const fs::path& path) {
+Checkpoint load_checkpoint(const fs::path& path, std::vector<std::string>* skipped) {
+  std::vector<std::string> damaged;
   // "run/step-00002000/" names the same folder as without the slash.
   const fs::path given = path.has_filename() ? path : path.parent_path();
   const bool is_checkpoint = parse_candidate(given) || is_there(given / manifest_file);
-  const fs::path folder = is_checkpoint ? given : require_newest(given);
+  const fs::path folder = is_checkpoint ? given : require_newest(given, damaged);
+  if (skipped != nullptr) *skipped = damaged;
   if (is_checkpoint) verify(folder);
   return {read_manifest(folder).step, read_tensors(folder / model_file),
           read_tensors(folder / optimizer_file), read_json(folder / state_file)};

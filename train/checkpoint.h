@@ -52,7 +52,8 @@ std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::pa
 
 /// Loads a checkpoint's folder, or the newest complete one of a run folder, after verifying all of it. Throws
 /// Error of one line when it is missing, damaged, or of another step than its name says.
-Checkpoint load_checkpoint(const std::filesystem::path& path);
+/// `skipped` as above.
+Checkpoint load_checkpoint(const std::filesystem::path& path, std::vector<std::string>* skipped = nullptr);
 
 /// Copies saved values into existing tensors by name. Throws Error, before anything is changed, that tells
 /// the first of the names that are missing, not wanted, or of another shape or element type.

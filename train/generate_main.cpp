@@ -54,6 +54,7 @@ int run(int argc, char** argv) {
   if (threads > 0) set_thread_count(static_cast<int>(threads));
 
   const SavedModel saved = load_model(model_path, parse_device(device));
+  for (const std::string& line : saved.skipped) std::cerr << "note: passed over " << line << '\n';
   std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
   if (ids.empty()) ids = {opening_token(saved.tokenizer)};
   if (static_cast<int64_t>(ids.size()) > saved.model->longest_read()) {

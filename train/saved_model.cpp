@@ -10,7 +10,8 @@ NamedTensors named_values(LanguageModel& model) {
 }
 
 SavedModel load_model(const std::filesystem::path& path, Device device) {
-  const Checkpoint checkpoint = load_checkpoint(path);
+  std::vector<std::string> skipped;
+  const Checkpoint checkpoint = load_checkpoint(path, &skipped);
   check(checkpoint.state.is_object() && checkpoint.state.contains("model") &&
             checkpoint.state.contains("tokenizer"),
         "[checkpoint] '", path.string(), "' holds no language model");
@@ -24,7 +25,7 @@ SavedModel load_model(const std::filesystem::path& path, Device device) {
   auto model = std::make_unique<LanguageModel>(config, initialiser);
   NamedTensors wanted = named_values(*model);
   load_parameters(checkpoint.model, wanted);
-  return {tokenizer, std::move(model)};
+  return {tokenizer, std::move(model), skipped};
 }
 
 int32_t opening_token(const Tokenizer& tokenizer) {

@@ -16,6 +16,7 @@ NamedTensors named_values(LanguageModel& model);
 struct SavedModel {
   Tokenizer tokenizer;
   std::unique_ptr<LanguageModel> model;
+  std::vector<std::string> skipped;  // a line for each newer checkpoint that is damaged
 };
 
 /// Loads what a run has learned from a checkpoint's folder or a run's. Throws Error when it is missing,

@@ -79,6 +79,13 @@ TEST_CASE("model: a configuration survives JSON and tells where two differ") {
   ModelConfig other = config;
   other.heads = 4;  // every shape still fits
   CHECK(first_difference(config, other) == "heads 2 and 4");
+  for (const auto& [field, value] : stored.items()) {  // none is forgotten
+    nlohmann::json changed = stored;
+    changed[field] = value.is_string()    ? nlohmann::json("other")
+                     : value.is_boolean() ? nlohmann::json(!value.get<bool>())
+                                          : nlohmann::json(value.get<double>() + 1);
+    CHECK(first_difference(config, changed.get<ModelConfig>()).starts_with(field));
+  }
   nlohmann::json damaged = stored;
   damaged.erase("width");
   CHECK_THROWS_AS(damaged.get<ModelConfig>(), Error);

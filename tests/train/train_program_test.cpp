@@ -197,7 +197,7 @@ TEST_CASE("train/train program: two processes do not train in one folder") {
   const Workplace work;
   Process first("train",
                 work.arguments("run") +
-                    std::vector<std::string>{"--steps=100000", "--checkpoint-every=1", "--log-every=1"});
+                    std::vector<std::string>{"--steps=9999", "--checkpoint-every=1", "--log-every=1"});
   REQUIRE(first.prints("step    2/"));
   const Outcome second = run("train", {"--resume", "--out", (work.folder / "run").string(), "--threads=1"});
   CAPTURE(second.err);
@@ -210,7 +210,7 @@ TEST_CASE("train/train program: two processes do not train in one folder") {
 
 TEST_CASE("train/train program: a run that was killed before its first checkpoint can start over") {
   const Workplace work;
-  const std::vector<std::string> steps = {"--steps=100000", "--log-every=1"};
+  const std::vector<std::string> steps = {"--steps=9999", "--log-every=1"};
   Process process("train", work.arguments("run") + steps);
   REQUIRE(process.prints("step    2/"));
   process.send(SIGKILL);
