@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tensor/device.h"
