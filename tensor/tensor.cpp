@@ -201,6 +201,9 @@ Tensor empty_like(const Tensor& tensor) {
 Tensor zeros_like(const Tensor& tensor) {
   return Tensor::zeros(tensor.shape(), tensor.dtype(), tensor.device());
 }
+Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
+  return wanted ? Tensor::empty(shape, like.dtype(), like.device()) : Tensor();
+}
 
 Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype, Device device) {
   Tensor tensor = Tensor::empty(shape, dtype, device);

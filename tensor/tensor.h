@@ -121,6 +121,8 @@ using Tensors = std::vector<Tensor>;
 /// Uninitialised, with the shape, element type and device of another.
 Tensor empty_like(const Tensor& tensor);
 Tensor zeros_like(const Tensor& tensor);
+/// Uninitialised, with the element type and device of another; undefined when it isn't wanted.
+Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
 
 /// Normally distributed with the given standard deviation, drawn on the CPU in double (Box and Muller), so
 /// that the values do not depend on the device and a float tensor holds the rounded values of the double one.

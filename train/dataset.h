@@ -8,10 +8,9 @@
 #include <string_view>
 #include <vector>
 
-namespace mixgrad {
+#include "autograd/ops/softmax.h"
 
-/// The target that the loss leaves out (as in PyTorch's cross entropy).
-inline constexpr int32_t ignored_target = -100;
+namespace mixgrad {
 
 /// A corpus in two parts, in its own order.
 struct Split {

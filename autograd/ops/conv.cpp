@@ -8,11 +8,6 @@ namespace mixgrad {
 
 namespace {
 
-/// Uninitialised, or undefined when it isn't wanted.
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
-  return wanted ? Tensor::empty(shape, like.dtype(), like.device()) : Tensor();
-}
-
 /// Equations and backward in tensor/kernels/conv.h. Saved: the inputs.
 struct CausalConv1d {
   static constexpr std::string_view name = "causal_conv1d";

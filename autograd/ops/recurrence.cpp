@@ -14,11 +14,6 @@ Tensor addressable(const Tensor& x) {
   return x.stride(3) == 1 && x.stride(2) == x.shape()[3] ? x : x.contiguous();
 }
 
-/// Uninitialised, or undefined when it isn't wanted.
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
-  return wanted ? Tensor::empty(shape, like.dtype(), like.device()) : Tensor();
-}
-
 /// A gradient, or zeros where none arrived.
 Tensor or_zeros(const Tensor& gradient, const Shape& shape, const Tensor& like) {
   return gradient.defined() ? gradient : Tensor::zeros(shape, like.dtype(), like.device());

@@ -8,11 +8,6 @@ namespace mixgrad {
 
 namespace {
 
-/// Uninitialised, or undefined when it isn't wanted.
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
-  return wanted ? Tensor::empty(shape, like.dtype(), like.device()) : Tensor();
-}
-
 Shape state_shape(const ScanShape& s) { return {s.batch, s.channels, s.states}; }
 
 /// Equations and backward in tensor/kernels/scan.h. Saved: the inputs and the states between chunks.

@@ -16,15 +16,18 @@ Variable log_softmax(const Variable& x);
 /// y = log sum exp(x). x [..., columns], y [...]. Saved for backward: x, and two numbers a row.
 Variable logsumexp(const Variable& x);
 
+/// The target that a loss leaves out unless told otherwise.
+inline constexpr int32_t ignored_target = -100;
+
 /// The mean over all targets but those equal to ignore_index of log sum exp(logits) - logits[target], in
 /// nats: a scalar. logits [..., V], targets int32 [...]. Saved for backward: logits, targets, and two numbers
 /// a row; the probabilities are never stored. Throws Error for shapes that do not go together, for a target
 /// outside [0, V), and when no target counts.
-Variable cross_entropy(const Variable& logits, const Tensor& targets, int32_t ignore_index = -100);
+Variable cross_entropy(const Variable& logits, const Tensor& targets, int32_t ignore_index = ignored_target);
 
 /// The same as a sum instead of a mean, added up in double and not differentiable: for evaluation over many
 /// batches. *counted, unless null, becomes the number of targets that count, which may be 0 here.
-double cross_entropy_sum(const Tensor& logits, const Tensor& targets, int32_t ignore_index = -100,
+double cross_entropy_sum(const Tensor& logits, const Tensor& targets, int32_t ignore_index = ignored_target,
                          int64_t* counted = nullptr);
 
 std::vector<GradCase> softmax_cases(CaseInputs& inputs);
