@@ -26,6 +26,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "autograd/profile.h"
 #include "autograd/tape.h"
 #include "autograd/variable.h"
 
@@ -91,7 +92,10 @@ template <class Op, class... Inputs>
 auto apply(Op op, const Inputs&... inputs) {
   check_same_type(Op::name, {&inputs.value()...});
   Context context({(recording() && inputs.requires_grad())...});
-  auto result = op.forward(context, inputs.value()...);
+  auto result = [&] {
+    const Span span(Op::name, Phase::forward);
+    return op.forward(context, inputs.value()...);
+  }();
   constexpr bool single = std::is_same_v<decltype(result), Tensor>;
   const Tensors outputs = [&] {
     if constexpr (single)

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 
+#include "autograd/profile.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/elementwise.h"
 
@@ -31,6 +32,7 @@ void accumulate(Tensor& sum, Tensor addend) {
   }
   check(sum.shape() == addend.shape(), "[backward] gradients of shapes ", sum.shape(), " and ",
         addend.shape(), " meet at one value");
+  const Span span("sum of gradients", Phase::backward);
   Tensor result = sum.is_sole_owner() ? sum : empty_like(sum);
   dispatch(sum, [&](auto device, auto type) {
     using T = decltype(type);
@@ -49,7 +51,9 @@ void accumulate_leaf(Variable& leaf, Tensor gradient) {
     accumulate(sum, std::move(gradient));
   } else {
     sum = std::move(gradient);
-    if (!sum.is_sole_owner()) sum = sum.clone();
+    if (sum.is_sole_owner()) return;
+    const Span span("sum of gradients", Phase::backward);
+    sum = sum.clone();
   }
 }
 
@@ -122,8 +126,12 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
     check(!node.spent_, "[backward] through '", node.name(),
           "' a second time: what it saved was freed by the first; run the forward pass again");
     node.spent_ = true;
-    Tensors gradients = node.backward(entry.gradients);
-    node.release();
+    Tensors gradients = [&] {
+      const Span span(node.name(), Phase::backward);
+      Tensors result = node.backward(entry.gradients);
+      node.release();
+      return result;
+    }();
     check(gradients.size() == node.inputs_.size(), "[backward] '", node.name(), "' returned ",
           gradients.size(), " gradients for ", node.inputs_.size(), " inputs");
     for (size_t input = 0; input < gradients.size(); ++input) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "autograd/profile.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/optimizer.h"
 
@@ -18,6 +19,7 @@ AdamW::AdamW(std::vector<Parameter> parameters, const AdamWConfig& config)
 }
 
 void AdamW::step(double learning_rate, double gradient_scale) {
+  const Span span("adamw", Phase::update);
   ++steps_;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Variable& parameter = *parameters_[i].variable;
@@ -48,6 +50,7 @@ NamedTensors AdamW::state() const {
 }
 
 double gradient_norm(const std::vector<Parameter>& parameters) {
+  const Span span("gradient norm", Phase::update);
   double sum = 0;
   for (const Parameter& parameter : parameters) {
     const Tensor& gradient = std::as_const(*parameter.variable).grad();

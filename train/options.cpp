@@ -13,18 +13,6 @@ namespace mixgrad {
 
 namespace {
 
-/// The mixers that a pattern can name and their options, for --help.
-std::string mixers_help() {
-  std::string text = "Mixers, with the defaults of their options:\n";
-  for (const MixerKind& kind : mixer_kinds()) {
-    text += str("  ", kind.name, ": ", kind.summary, "\n");
-    for (const MixerOption& option : kind.options) {
-      text += str("    ", option.name, "=", option.default_value, "  ", option.help, "\n");
-    }
-  }
-  return text;
-}
-
 /// Declares every option once: its name, where its value goes, and what it means.
 void declare(CLI::App& app, TrainOptions& o) {
   app.option_defaults()->always_capture_default();
@@ -39,21 +27,8 @@ void declare(CLI::App& app, TrainOptions& o) {
   data(app.add_option("--train-fraction", o.train_fraction,
                       "First part of the text that is trained on; the rest validates"));
 
-  model(app.add_option(
-      "--pattern,--mixer", o.model.pattern,
-      "Mixers by layer, repeated to fill them, see below: gma, or \"gma(components=32)*3,sdpa\""));
-  model(app.add_option("--layers", o.model.layers, "Blocks"));
-  model(app.add_option("--heads", o.model.heads, "Heads of each mixer; a divisor of the width"));
-  model(app.add_option("--width", o.model.width, "Width of the residual stream"));
+  declare_model_options(app, o.model);
   model(app.add_option("--context", o.model.context, "Tokens in a training sequence"));
-  model(
-      app.add_option("--mlp-hidden", o.model.mlp_hidden, "Hidden size of the MLPs; 0: four times the width"));
-  model(app.add_option("--positions", o.model.positions, "auto, learned, sinusoidal, rope or none"));
-  model(app.add_option("--norm", o.model.norm, "layer or rms"));
-  model(app.add_flag("--bias,!--no-bias", o.model.bias, "Biases in the MLPs and LayerNorms"));
-  model(app.add_flag("--tie-embeddings,!--no-tie-embeddings", o.model.tie_embeddings,
-                     "The head shares the embedding's weight"));
-  model(app.add_option("--dropout", o.model.dropout, "Rate, in embedding and residual branches"));
 
   optimisation(app.add_option("--batch", o.batch, "Sequences in a forward pass"));
   optimisation(app.add_option("--accumulate", o.accumulate, "Forward and backward passes in a step"));
@@ -135,6 +110,36 @@ void check_number(const char* option, double value, double minimum, double maxim
 }
 
 }  // namespace
+
+std::string mixers_help() {
+  std::string text = "Mixers, with the defaults of their options:\n";
+  for (const MixerKind& kind : mixer_kinds()) {
+    text += str("  ", kind.name, ": ", kind.summary, "\n");
+    for (const MixerOption& option : kind.options) {
+      text += str("    ", option.name, "=", option.default_value, "  ", option.help, "\n");
+    }
+  }
+  return text;
+}
+
+void declare_model_options(CLI::App& app, ModelConfig& model) {
+  app.option_defaults()->always_capture_default();
+  const auto declare = [&](auto* option) { option->group("Model"); };
+  declare(app.add_option(
+      "--pattern,--mixer", model.pattern,
+      "Mixers by layer, repeated to fill them, see below: gma, or \"gma(components=32)*3,sdpa\""));
+  declare(app.add_option("--layers", model.layers, "Blocks"));
+  declare(app.add_option("--heads", model.heads, "Heads of each mixer; a divisor of the width"));
+  declare(app.add_option("--width", model.width, "Width of the residual stream"));
+  declare(
+      app.add_option("--mlp-hidden", model.mlp_hidden, "Hidden size of the MLPs; 0: four times the width"));
+  declare(app.add_option("--positions", model.positions, "auto, learned, sinusoidal, rope or none"));
+  declare(app.add_option("--norm", model.norm, "layer or rms"));
+  declare(app.add_flag("--bias,!--no-bias", model.bias, "Biases in the MLPs and LayerNorms"));
+  declare(app.add_flag("--tie-embeddings,!--no-tie-embeddings", model.tie_embeddings,
+                       "The head shares the embedding's weight"));
+  declare(app.add_option("--dropout", model.dropout, "Rate, in embedding and residual branches"));
+}
 
 bool parse_train_options(int argc, char** argv, TrainOptions& options) {
   const std::vector<std::string> given(argv, argv + argc);

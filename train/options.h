@@ -8,6 +8,10 @@
 #include "models/config.h"
 #include "nn/optimizer.h"
 
+namespace CLI {
+class App;
+}
+
 namespace mixgrad {
 
 struct TrainOptions {
@@ -51,6 +55,11 @@ struct TrainOptions {
   /// Throws UsageError that names the first option which is out of range, its value, and what is allowed.
   void validate() const;
 };
+
+/// Declares the options that make a model, but its context and its vocabulary, in the group "Model".
+void declare_model_options(CLI::App& app, ModelConfig& model);
+/// The mixers that a pattern can name, with their options, for --help.
+std::string mixers_help();
 
 /// More steps than any run has: what --steps is where only --minutes was given.
 inline constexpr int64_t most_steps = 1'000'000'000;

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
 #include "models/generate.h"
 #include "tensor/allocator.h"
 #include "tensor/cpu_info.h"
@@ -19,6 +18,7 @@
 #include "train/saved_model.h"
 #include "train/signals.h"
 #include "train/text.h"
+#include "train/training_step.h"
 
 namespace mixgrad {
 
@@ -216,18 +216,13 @@ void Trainer::announce() {
 
 MetricsRow Trainer::train_step() {
   const Clock::time_point start = Clock::now();
-  double loss = 0;
-  model_->zero_grad();
-  for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const Batch batch = sample_batch(corpus_.parts.train, options_.batch, config_.context, options_.seed,
-                                     step_ * options_.accumulate + micro);
-    const Shape shape{batch.rows, batch.length};
-    const Variable batch_loss =
-        model_->loss(Tensor::from(batch.inputs, shape), Tensor::from(batch.targets, shape), &dropout_);
-    const double share = 1.0 / static_cast<double>(options_.accumulate);
-    loss += share * batch_loss.value().item();
-    backward({batch_loss}, {Tensor::full({}, share, batch_loss.dtype(), device_)});
-  }
+  const double loss = compute_gradients(*model_,
+                                        {.tokens = corpus_.parts.train,
+                                         .B = options_.batch,
+                                         .T = config_.context,
+                                         .accumulate = options_.accumulate,
+                                         .seed = options_.seed},
+                                        step_, &dropout_);
   const double norm = gradient_norm(parameters_);
   const double rate = options_.schedule(total_steps_).rate(step_);
   check(std::isfinite(loss) && std::isfinite(norm), "[train] step ", step_ + 1, ": loss ", loss,
