@@ -1,0 +1,85 @@
+#include "train/bench/figure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "tensor/error.h"
+
+namespace mixgrad {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t least_calls = 3;
+
+}  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  check(!values.empty(), "[bench] nothing was measured");
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  const double median = values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return {median, values.front(), values.back()};
+}
+
+double share_of_peak(const Figure& figure, const Peaks& peaks) {
+  const double arithmetic = figure.flops / peaks.flops_s;
+  const double memory = figure.bytes / peaks.copy_bytes_s(figure.bytes);
+  return std::max(arithmetic, memory) / figure.median_seconds();
+}
+
+void Findings::append(Findings&& round) {
+  if (figures.empty()) {
+    *this = std::move(round);
+    return;
+  }
+  for (Figure& more : round.figures) {
+    const auto same = std::find_if(figures.begin(), figures.end(),
+                                   [&](const Figure& figure) { return figure.name == more.name; });
+    if (same == figures.end()) {
+      figures.push_back(std::move(more));
+    } else {
+      same->seconds.insert(same->seconds.end(), more.seconds.begin(), more.seconds.end());
+      same->peak_bytes = std::max(same->peak_bytes, more.peak_bytes);
+    }
+  }
+  derived = std::move(round.derived);
+}
+
+std::vector<std::vector<double>> time_parts(double seconds,
+                                            const std::function<std::vector<double>()>& call) {
+  std::vector<std::vector<double>> times(call().size());
+  const Clock::time_point end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (int64_t calls = 0; calls < least_calls || Clock::now() < end; ++calls) {
+    const std::vector<double> parts = call();
+    for (size_t i = 0; i < times.size(); ++i) times[i].push_back(parts[i]);
+  }
+  return times;
+}
+
+std::vector<double> time_calls(double seconds, const std::function<void()>& call) {
+  return time_parts(seconds, [&]() -> std::vector<double> {
+    const Clock::time_point start = Clock::now();
+    call();
+    return {std::chrono::duration<double>(Clock::now() - start).count()};
+  })[0];
+}
+
+double log_log_slope(const std::vector<double>& x, const std::vector<double>& y) {
+  check(x.size() == y.size() && x.size() >= 2, "[bench] a slope needs two points at least");
+  const auto n = static_cast<double>(x.size());
+  double sx = 0, sy = 0, sxx = 0, sxy = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double u = std::log(x[i]), v = std::log(y[i]);
+    sx += u;
+    sy += v;
+    sxx += u * u;
+    sxy += u * v;
+  }
+  return (n * sxy - sx * sy) / (n * sxx - sx * sx);
+}
+
+}  // namespace mixgrad

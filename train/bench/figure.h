@@ -1,0 +1,62 @@
+// What is measured: times of calls, and what follows from them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "train/bench/peaks.h"
+
+namespace mixgrad {
+
+/// Of several measurements of one thing.
+struct Spread {
+  double median = 0, min = 0, max = 0;
+};
+/// Throws Error when there are none.
+Spread spread_of(std::vector<double> values);
+
+/// One thing that was timed.
+struct Figure {
+  std::string name;             // unique within a set
+  std::vector<double> seconds;  // of each call
+  double flops = 0;             // of one call; 0: not counted
+  double bytes = 0;             // that one call must move, operands read and results written; 0: not counted
+  int64_t tokens = 0;           // that one call is about; 0: none
+  int64_t peak_bytes = 0;       // most memory that the process held; 0: not measured
+
+  double median_seconds() const { return spread_of(seconds).median; }
+};
+
+/// The time that the peaks allow at least, over the time that was taken: by arithmetic or by memory,
+/// whichever bounds it. 0 when neither was counted.
+double share_of_peak(const Figure& figure, const Peaks& peaks);
+
+/// A number that is no time: a slope, a ratio.
+struct Derived {
+  std::string name;
+  double value;
+  std::string meaning;  // the unit, or the range that is wanted
+};
+
+/// What one set of measurements gave.
+struct Findings {
+  std::vector<Figure> figures;
+  std::vector<Derived> derived;
+
+  /// Adds the times of another round of the same measurements; what is derived is of the last round.
+  void append(Findings&& round);
+};
+
+/// Seconds that each of several calls took: after one that warms caches and the allocator up, as many as fit
+/// into the given time, 3 at least.
+std::vector<double> time_calls(double seconds, const std::function<void()>& call);
+
+/// Seconds that each of several calls took, by their own account of so many numbers each: [number][call].
+std::vector<std::vector<double>> time_parts(double seconds, const std::function<std::vector<double>()>& call);
+
+/// The slope of log(y) over log(x), by least squares: 1 for what grows in proportion. Two points at least.
+double log_log_slope(const std::vector<double>& x, const std::vector<double>& y);
+
+}  // namespace mixgrad

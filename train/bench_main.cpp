@@ -1,0 +1,134 @@
+// bench: measures this machine, and how close kernels, mixers and whole training steps come to what it can
+// do.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "tensor/cpu_info.h"
+#include "train/atomic_file.h"
+#include "train/bench/step.h"
+#include "train/cli.h"
+#include "train/options.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// What a command is: its options, and what it measures.
+struct Command {
+  std::string name, summary;
+  std::function<void(CLI::App&)> declare;
+  std::function<void()> validate;
+  std::function<Findings(const Measuring&)> measure;
+};
+
+Findings measure_peak_rates(int threads) {
+  Findings findings;
+  for (const int count : {1, threads}) {
+    const Peaks peaks = measure_peaks(count);
+    const std::string with = str(", ", count, count == 1 ? " thread" : " threads");
+    findings.derived.push_back({"fp32 multiply-adds" + with, peaks.flops_s / 1e9, "GFLOP/s"});
+    for (const MemoryLevel& level : peaks.levels) {
+      findings.derived.push_back({level.name + ", read" + with, level.read_bytes_s / 1e9, "GB/s"});
+      findings.derived.push_back({level.name + ", copy" + with, level.copy_bytes_s / 1e9, "GB/s"});
+    }
+    if (threads == 1) break;
+  }
+  return findings;
+}
+
+/// The commands, and where their options are kept.
+class Commands {
+ public:
+  Commands()
+      : commands_{
+            {"peaks", "What this machine can do at most: arithmetic, and each level of its memory",
+             [](CLI::App&) {}, [] {}, [](const Measuring&) { return measure_peak_rates(thread_count()); }},
+            {"step", "A whole training step of a language model, and the sum of its parts",
+             [this](CLI::App& app) { declare_step_options(app, step_); }, [this] { step_.validate(); },
+             [this](const Measuring& measuring) { return measure_step(step_, measuring); }},
+        } {}
+  Commands(const Commands&) = delete;
+  Commands& operator=(const Commands&) = delete;
+
+  const std::vector<Command>& all() const { return commands_; }
+
+  /// Throws UsageError that lists the commands.
+  const Command& find(const std::string& name) const {
+    std::vector<std::string> names;
+    for (const Command& command : commands_) {
+      if (command.name == name) return command;
+      names.push_back(command.name);
+    }
+    const std::string likely = nearest(name, names);
+    throw UsageError(str(
+        "[bench] unknown command '", name, "'",
+        likely.empty() ? str("; allowed: ", join(names), ", all") : str("; did you mean '", likely, "'?")));
+  }
+
+ private:
+  StepOptions step_;
+  std::vector<Command> commands_;
+};
+
+/// All commands with all of their options.
+void print_help(const Commands& commands) {
+  std::cout
+      << "Measures this machine, and how close kernels, mixers and whole training steps come to what it "
+         "can do.\nUsage: bench COMMAND [OPTIONS]; bench all runs every command with its defaults\n\n";
+  for (const Command& command : commands.all()) {
+    CLI::App app(command.summary, "bench " + command.name);
+    command.declare(app);
+    std::cout << app.help() << '\n';
+  }
+  CLI::App common("Options of every command", "bench COMMAND");
+  BenchOptions options;
+  declare_bench_options(common, options);
+  add_version(common);
+  std::cout << common.help() << '\n' << mixers_help();
+}
+
+/// Measures the commands' sets and shows each when it is done.
+void run_commands(const std::vector<Command>& commands, const BenchOptions& options) {
+  const int threads = thread_count();
+  std::cout << machine_text(threads) << std::flush;
+  nlohmann::ordered_json sets = nlohmann::ordered_json::array();
+  for (const Command& command : commands) {
+    const SetResult result = run_set({command.name, command.measure}, options, instruments(threads));
+    print_set(std::cout, result);
+    sets.push_back(to_json(result));
+  }
+  if (options.json.empty()) return;
+  const nlohmann::ordered_json all = {{"machine", machine_json(threads)}, {"sets", sets}};
+  write_file_atomically(options.json, all.dump(2) + "\n");
+}
+
+int bench(int argc, char** argv) {
+  const Commands commands;
+  const std::string name = argc > 1 ? argv[1] : "";
+  if (name == "--help" || name == "-h") {
+    print_help(commands);
+    return 0;
+  }
+  const bool all = name == "all";
+  const std::vector<Command> chosen =
+      all || name == "--version" ? commands.all() : std::vector{commands.find(name)};
+  CLI::App app(all ? "Every command with its defaults" : chosen[0].summary, "bench " + name);
+  BenchOptions options;
+  if (chosen.size() == 1) chosen[0].declare(app);
+  declare_bench_options(app, options);
+  add_version(app);
+  app.footer(mixers_help());
+  if (!parse(app, name == "--version" ? argc : argc - 1, name == "--version" ? argv : argv + 1)) return 0;
+  options.validate();
+  for (const Command& command : chosen) command.validate();
+  if (options.threads > 0) set_thread_count(static_cast<int>(options.threads));
+  run_commands(chosen, options);
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace mixgrad
+
+int main(int argc, char** argv) { return mixgrad::run_program(argc, argv, mixgrad::bench); }
