@@ -1,6 +1,9 @@
 #include "nn/layers.h"
 
+#include <cmath>
+
 #include "autograd/ops/conv.h"
+#include "autograd/ops/decay_gate.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/embedding.h"
 #include "autograd/ops/linear.h"
@@ -58,6 +61,33 @@ Variable ShortConv::forward(const Variable& x, Tensor* tail) const {
 Tensor ShortConv::empty_tail(int64_t batch) const {
   const Tensor& like = weight_.value();
   return Tensor::zeros({batch, taps - 1, like.shape()[0]}, like.dtype(), like.device());
+}
+
+namespace {
+
+/// Rates from 1 to 1/64, as the dt_bias that gives them.
+Tensor decay_ladder(int64_t heads) {
+  std::vector<double> bias(heads);
+  for (int64_t head = 0; head < heads; ++head) {
+    const double share = heads > 1 ? static_cast<double>(head) / static_cast<double>(heads - 1) : 0;
+    bias[head] = std::log(std::expm1(std::pow(64, -share)));  // softplus of it is 64^-share
+  }
+  return Tensor::from(bias, {heads});
+}
+
+}  // namespace
+
+DecayGate::DecayGate(int64_t width, int64_t heads, Initialiser& initialiser)
+    : weight_(initialiser.normal({heads, width}, weight_deviation)),
+      A_log_(initialiser.constant({heads}, 0)),
+      dt_bias_(initialiser.values(decay_ladder(heads))) {
+  declare("weight", weight_, Decay::yes);
+  declare("A_log", A_log_, Decay::no);
+  declare("dt_bias", dt_bias_, Decay::no);
+}
+
+Variable DecayGate::forward(const Variable& x) const {
+  return decay_gate(linear(x, weight_), A_log_, dt_bias_);
 }
 
 Mlp::Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser)

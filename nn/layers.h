@@ -67,6 +67,21 @@ class ShortConv : public Module {
   Variable weight_;
 };
 
+/// Log decays of the heads of a recurrence, -exp(A_log) softplus(x W + dt_bias). weight [H, D] ~ N(0, 0.02);
+/// A_log [H] = 0; dt_bias [H] such that the heads' decay rates where x W = 0 are a ladder from 1 to 1/64 a
+/// token. Dao, Gu, 2024 (arXiv 2405.21060); the ladder: Sun et al., 2023 (arXiv 2307.08621).
+class DecayGate : public Module {
+ public:
+  DecayGate(int64_t width, int64_t heads, Initialiser& initialiser);
+
+  Variable forward(const Variable& x) const;  // [B, T, D] -> [B, T, H]
+
+ private:
+  Variable weight_;
+  Variable A_log_;
+  Variable dt_bias_;
+};
+
 /// down(gelu(up(x))), GELU by its tanh approximation.
 class Mlp : public Module {
  public:

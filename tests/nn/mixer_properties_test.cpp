@@ -203,6 +203,8 @@ TEST_CASE("mixers: what does not fit is refused by name") {
                        UsageError);
   CHECK_THROWS_WITH_AS(build("sdpa(kv_heads=3)", 16, 4, false), "[sdpa] kv_heads 3 does not divide 4 heads",
                        UsageError);
+  CHECK_THROWS_WITH_AS(build("gated_delta(key_heads=3)", 16, 4, false),
+                       "[gated_delta] key_heads 3 does not divide 4 heads", UsageError);
   CHECK_THROWS_AS(build("sdpa", 9, 3, true), UsageError);
   CHECK_THROWS_AS(build("gma", 16, 4, true), UsageError);
   const auto mixer = small_mixer(find_mixer("gma"), DType::float32);
@@ -232,9 +234,10 @@ TEST_CASE("mixers: patterns") {
   CHECK(choices[5].text() == "sdpa");
   CHECK(pattern_text(choices) == "gma(components=32,routing=8)*2,sdpa,gma(components=32,routing=8)*2,sdpa");
   CHECK(pattern_text(parse_pattern("sdpa", 3)) == "sdpa*3");
-  CHECK_THROWS_WITH_AS(
-      parse_pattern("gam", 1),
-      "[mixer] unknown mixer 'gam'; known: sdpa, gma, linear, gated_gma; did you mean 'gma'?", UsageError);
+  CHECK_THROWS_WITH_AS(parse_pattern("gam", 1),
+                       "[mixer] unknown mixer 'gam'; known: sdpa, gma, linear, gated_gma, delta, "
+                       "gated_delta; did you mean 'gma'?",
+                       UsageError);
   CHECK_THROWS_WITH_AS(
       parse_pattern("gma(component=3)", 1),
       "[pattern] gma has no option 'component'; known: components, routing, normalise, sharpness; did "
@@ -256,19 +259,22 @@ TEST_CASE("mixers: recurrent states are of constant size and the cache of sdpa i
     read_in_pieces(*mixer, random_input(1, length, DType::float32), {length}, state);
     return state.bytes();
   };
-  for (const char* name : {"gma", "linear", "gated_gma"}) {
+  for (const char* name : {"gma", "linear", "gated_gma", "delta", "gated_delta"}) {
     CAPTURE(name);
     CHECK(bytes_after(name, 3) == bytes_after(name, 300));
   }
   CHECK(bytes_after("gma", 3) == heads * 5 * (width / heads + 1) * 4);  // H K (dv + 1) floats
+  // dk = 3 and dv = 5 a head, and three tokens for each of the convolutions: of q and k with one head.
+  CHECK(bytes_after("gated_delta", 3) == (heads * 3 * 5 + 3 * (2 * 3 + heads * 5)) * 4);
   CHECK(bytes_after("sdpa", 300) > bytes_after("sdpa", 3));
 }
 
 TEST_CASE("gated_gma: heads start on a ladder of decay rates and forget accordingly") {
   const auto mixer = small_mixer(find_mixer("gated_gma"), DType::float64);
   const std::vector<Parameter> parameters = mixer->parameters();
-  const auto bias = std::find_if(parameters.begin(), parameters.end(),
-                                 [](const Parameter& parameter) { return parameter.name == "dt_bias"; });
+  const auto bias = std::find_if(parameters.begin(), parameters.end(), [](const Parameter& parameter) {
+    return parameter.name == "decay.dt_bias";
+  });
   REQUIRE(bias != parameters.end());
   const std::vector<double> first = bias->variable->value().to_vector();
   CHECK(std::log1p(std::exp(first[0])) == doctest::Approx(1));

@@ -1,8 +1,5 @@
 // Gaussian Mixture Attention that forgets: slots with a decay, a short convolution before and a gate behind.
 // Derivation in gated_gma.md.
-#include <cmath>
-
-#include "autograd/ops/decay_gate.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/gmm.h"
 #include "autograd/ops/norm.h"
@@ -17,16 +14,6 @@ namespace {
 
 const MixerForms forms{.causal = true};
 
-/// The heads' first decay rates, on a ladder from 1 to 1/64 a token, as the dt_bias that gives them.
-Tensor decay_ladder(int64_t heads) {
-  std::vector<double> bias(heads);
-  for (int64_t head = 0; head < heads; ++head) {
-    const double share = heads > 1 ? static_cast<double>(head) / static_cast<double>(heads - 1) : 0;
-    bias[head] = std::log(std::expm1(std::pow(64, -share)));  // softplus of it is 64^-share
-  }
-  return Tensor::from(bias, {heads});
-}
-
 /// Decodes with a state of K dv numbers a head, and the last three tokens of each convolution.
 class GatedGma final : public Mixer {
  public:
@@ -39,14 +26,12 @@ class GatedGma final : public Mixer {
         k_(config.width, config.heads * routing_, false, initialiser),
         v_(config.width, config.width, false, initialiser),
         gate_(config.width, config.width, false, initialiser),
-        decay_(config.width, config.heads, false, initialiser),
+        decay_(config.width, config.heads, initialiser),
         out_(config.width, config.width, false, initialiser),
         q_conv_(config.heads * routing_, initialiser),
         k_conv_(config.heads * routing_, initialiser),
         v_conv_(config.width, initialiser),
         mixture_(config, initialiser),
-        A_log_(initialiser.constant({config.heads}, 0)),
-        dt_bias_(initialiser.values(decay_ladder(config.heads))),
         norm_(initialiser.constant({head_size_}, 1)) {
     declare("q", q_);
     declare("k", k_);
@@ -60,8 +45,6 @@ class GatedGma final : public Mixer {
     declare("mean", mixture_.mean, Decay::no);
     declare("omega", mixture_.omega, Decay::no);
     declare("alpha", mixture_.alpha, Decay::no);
-    declare("A_log", A_log_, Decay::no);
-    declare("dt_bias", dt_bias_, Decay::no);
     declare("norm", norm_, Decay::no);
   }
 
@@ -97,7 +80,7 @@ class GatedGma final : public Mixer {
     const Variable q = features(mixture, q_conv_.forward(q_.forward(x), tensor(1)));  // [B, T, H, K]
     const Variable k = features(mixture, k_conv_.forward(k_.forward(x), tensor(2)));  // [B, T, H, K]
     const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3)), head_shape);
-    const Variable log_decay = decay_gate(decay_.forward(x), A_log_, dt_bias_);  // [B, T, H]
+    const Variable log_decay = decay_.forward(x);  // [B, T, H]
     const Variable slots = state != nullptr ? Variable(*tensor(0)) : Variable();
     const Recurrence read = recurrence(q, k, v, {.final_state = state != nullptr}, log_decay, slots);
     if (state != nullptr) {
@@ -124,11 +107,11 @@ class GatedGma final : public Mixer {
   const int64_t components_;
   const int64_t routing_;
   const int64_t head_size_;
-  Linear q_, k_, v_, gate_, decay_, out_;
+  Linear q_, k_, v_, gate_;
+  DecayGate decay_;
+  Linear out_;
   ShortConv q_conv_, k_conv_, v_conv_;
   GaussianMixture mixture_;
-  Variable A_log_;
-  Variable dt_bias_;
   Variable norm_;
 };
 
