@@ -242,26 +242,52 @@ void run_cosine_schedule(GoldenCase& golden) {
 /// Our name of a parameter of the golden language models: "layers.0.wq" is "blocks.0.mixer.q.weight".
 std::string our_name(const std::string& golden_name) {
   static const std::map<std::string, std::string> names = {
-      {"tok_emb", "tokens.weight"},      {"pos_emb", "positions.weight"},
-      {"norm_f.w", "final_norm.weight"}, {"norm_f.b", "final_norm.bias"},
-      {"head", "head.weight"},           {"norm1.w", "mixer_norm.weight"},
-      {"norm1.b", "mixer_norm.bias"},    {"norm2.w", "mlp_norm.weight"},
-      {"norm2.b", "mlp_norm.bias"},      {"wq", "mixer.q.weight"},
-      {"wk", "mixer.k.weight"},          {"wv", "mixer.v.weight"},
-      {"wo", "mixer.out.weight"},        {"mu", "mixer.mean"},
-      {"omega", "mixer.omega"},          {"alpha", "mixer.alpha"},
-      {"w1", "mlp.up.weight"},           {"b1", "mlp.up.bias"},
-      {"w2", "mlp.down.weight"},         {"b2", "mlp.down.bias"},
+      {"tok_emb", "tokens.weight"},
+      {"pos_emb", "positions.weight"},
+      {"norm_f.w", "final_norm.weight"},
+      {"norm_f.b", "final_norm.bias"},
+      {"head", "head.weight"},
+      {"norm1.w", "mixer_norm.weight"},
+      {"norm1.b", "mixer_norm.bias"},
+      {"norm2.w", "mlp_norm.weight"},
+      {"norm2.b", "mlp_norm.bias"},
+      {"wq", "mixer.q.weight"},
+      {"wk", "mixer.k.weight"},
+      {"wv", "mixer.v.weight"},
+      {"wo", "mixer.out.weight"},
+      {"mu", "mixer.mean"},
+      {"omega", "mixer.omega"},
+      {"alpha", "mixer.alpha"},
+      {"w1", "mlp.up.weight"},
+      {"b1", "mlp.up.bias"},
+      {"w2", "mlp.down.weight"},
+      {"b2", "mlp.down.bias"},
+      {"wg", "mixer.gate.weight"},
+      {"wb", "mixer.beta.weight"},
+      {"wa", "mixer.decay.weight"},
+      {"A_log", "mixer.decay.A_log"},
+      {"dt_bias", "mixer.decay.dt_bias"},
+      {"onorm.w", "mixer.norm"},
+      {"conv_q", "mixer.q_conv.weight"},
+      {"conv_k", "mixer.k_conv.weight"},
+      {"conv_v", "mixer.v_conv.weight"},
   };
   constexpr std::string_view layer = "layers.0.";
   if (!golden_name.starts_with("layers.")) return names.at(golden_name);
   return "blocks." + golden_name.substr(7, 2) + names.at(golden_name.substr(layer.size()));
 }
 
+/// In what the golden language models differ.
+struct GoldenTrunk {
+  std::string pattern;
+  std::string positions = "learned";
+  std::string norm = "layer";
+};
+
 /// A language model of the golden vectors' architecture and parameters.
 class GoldenModel {
  public:
-  GoldenModel(const GoldenCase& golden, const std::string& pattern)
+  GoldenModel(const GoldenCase& golden, const GoldenTrunk& trunk)
       : initialiser_(golden.dtype(), golden.device(), generator_),
         model_({.vocabulary = 17,
                 .layers = 2,
@@ -269,9 +295,9 @@ class GoldenModel {
                 .width = 16,
                 .context = 16,
                 .mlp_hidden = 64,
-                .pattern = pattern,
-                .positions = "learned",
-                .norm = "layer",
+                .pattern = trunk.pattern,
+                .positions = trunk.positions,
+                .norm = trunk.norm,
                 .bias = true,
                 .tie_embeddings = false},
                initialiser_),
@@ -324,15 +350,19 @@ class GoldenModel {
   std::map<std::string, Variable*> parameters_;  // of the model, by their golden names
 };
 
-void run_language_model(GoldenCase& golden, const std::string& pattern) {
-  GoldenModel(golden, pattern).run_loss(golden);
-  GoldenModel(golden, pattern).check_training(golden, 0, "after3");
-  GoldenModel(golden, pattern).check_training(golden, golden.number("weight_decay"), "after3wd");
+void run_language_model(GoldenCase& golden, const GoldenTrunk& trunk) {
+  GoldenModel(golden, trunk).run_loss(golden);
+  GoldenModel(golden, trunk).check_training(golden, 0, "after3");
+  GoldenModel(golden, trunk).check_training(golden, golden.number("weight_decay"), "after3wd");
 }
 
-void run_sdpa_model(GoldenCase& golden) { run_language_model(golden, "sdpa"); }
+void run_sdpa_model(GoldenCase& golden) { run_language_model(golden, {.pattern = "sdpa"}); }
 void run_gma_model(GoldenCase& golden) {
-  run_language_model(golden, "gma(components=5,routing=4,normalise=0)");
+  run_language_model(golden, {.pattern = "gma(components=5,routing=4,normalise=0)"});
+}
+void run_gated_delta_model(GoldenCase& golden) {
+  run_language_model(golden,
+                     {.pattern = "gated_delta(key_dim=6,value_dim=10)", .positions = "none", .norm = "rms"});
 }
 
 }  // namespace
@@ -379,6 +409,7 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"cosine_schedule", run_cosine_schedule},
       {"lm/sdpa", run_sdpa_model},
       {"lm/gma", run_gma_model},
+      {"lm/gated_delta_rule", run_gated_delta_model},
   };
   return adapters;
 }
