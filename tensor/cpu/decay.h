@@ -10,8 +10,8 @@
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/tiles.h"
-#include "tensor/cpu/vector_exp.h"
 #include "tensor/kernels/recurrence.h"
+#include "tensor/kernels/vector_math.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {

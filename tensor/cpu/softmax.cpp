@@ -7,7 +7,7 @@
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
-#include "tensor/cpu/vector_exp.h"
+#include "tensor/kernels/vector_math.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {

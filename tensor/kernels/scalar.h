@@ -6,8 +6,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "tensor/cpu/vector_exp.h"
-#include "tensor/random.h"
+#include "tensor/kernels/vector_math.h"
 
 namespace mixgrad {
 
@@ -21,7 +20,7 @@ MIXGRAD_HOST_DEVICE inline T sigmoid(T x) {
 /// log(1 + exp(x)), exact for large |x|.
 template <class T>
 MIXGRAD_HOST_DEVICE inline T softplus(T x) {
-  return (x > 0 ? x : T(0)) + std::log1p(std::exp(-std::abs(x)));
+  return (x > 0 ? x : T(0)) + vector_log1p(vector_exp(-std::abs(x)));
 }
 
 struct Sigmoid {
@@ -76,16 +75,14 @@ struct Silu {
 /// x Phi(x), Phi the normal distribution function. Hendrycks, Gimpel: Gaussian error linear units, 2016.
 struct GeluErf {
   static constexpr std::string_view name = "gelu_erf";
-  static constexpr double sqrt_half = 0.70710678118654752440;
   static constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
-    return x * T(0.5) *
-           std::erfc(-x * T(sqrt_half));  // erfc, not 1 + erf: it keeps its digits in the left tail
+    return x * normal_cdf(x);
   }
   template <class T>
   MIXGRAD_HOST_DEVICE static T slope(T x) {
-    return T(0.5) * std::erfc(-x * T(sqrt_half)) + x * T(inverse_sqrt_2pi) * std::exp(T(-0.5) * x * x);
+    return normal_cdf(x) + x * T(inverse_sqrt_2pi) * gaussian(x);
   }
 };
 
@@ -96,15 +93,17 @@ struct GeluTanh {
   static constexpr double cubic = 0.044715;
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
-    const T u = T(sqrt_2_over_pi) * (x + T(cubic) * x * x * x);
+    const T u = T(sqrt_2_over_pi) * x * (1 + T(cubic) * x * x);
     return x * sigmoid(2 * u);
   }
   template <class T>
   MIXGRAD_HOST_DEVICE static T slope(T x) {
-    const T u = T(sqrt_2_over_pi) * (x + T(cubic) * x * x * x);
-    const T du = T(sqrt_2_over_pi) * (1 + 3 * T(cubic) * x * x);
+    // From |x| = 24 on the sigmoid's slope is 0 in any type; du must not become inf beside it.
+    const T square = x * x > 576 ? T(576) : x * x;
+    const T u = T(sqrt_2_over_pi) * x * (1 + T(cubic) * square);
+    const T du = T(sqrt_2_over_pi) * (1 + 3 * T(cubic) * square);
     const T s = sigmoid(2 * u);
-    return s + x * 2 * du * s * sigmoid(-2 * u);
+    return s + x * (2 * du * s * sigmoid(-2 * u));
   }
 };
 
@@ -113,11 +112,11 @@ struct EluPlusOne {
   static constexpr std::string_view name = "elu_plus_one";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
-    return x > 0 ? x + 1 : std::exp(x);
+    return x > 0 ? x + 1 : vector_exp(x);
   }
   template <class T>
   MIXGRAD_HOST_DEVICE static T slope(T x) {
-    return x > 0 ? T(1) : std::exp(x);
+    return x > 0 ? T(1) : vector_exp(x);
   }
 };
 

@@ -6,7 +6,6 @@
 #include <numbers>
 
 #include "autograd/ops/elementwise.h"
-#include "tensor/cpu/vector_exp.h"
 #include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
@@ -76,23 +75,6 @@ struct Inputs {
 };
 
 }  // namespace
-
-TEST_CASE("tensor/gmm: the vectorised exponential is right in the last place") {
-  double worst = 0;
-  for (float x = -87; x < 88.7f; x += 1.37e-4f) {
-    const double right = std::exp(static_cast<double>(x));
-    const double unit = std::ldexp(1.0, std::ilogb(right) - 23);
-    worst = std::max(worst, std::abs(vector_exp(x) - right) / unit);
-  }
-  CHECK(worst <=
-        1.5);  // 0.9 to 1.2 units, with and without fused arithmetic; with one term less in the series 2.7
-  const float inf = std::numeric_limits<float>::infinity();
-  CHECK(vector_exp(-inf) == 0);
-  CHECK(vector_exp(-1e30f) == 0);
-  CHECK(vector_exp(inf) == inf);
-  CHECK(vector_exp(0.0f) == 1);
-  CHECK(std::isnan(vector_exp(std::numeric_limits<float>::quiet_NaN())));
-}
 
 TEST_CASE("tensor/gmm: log densities by hand") {
   for_each_device_and_dtype([](Device device, DType dtype) {
