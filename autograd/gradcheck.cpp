@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iomanip>
 
-#include "tensor/cpu_info.h"
+#include "tensor/parallel.h"
 
 namespace mixgrad {
 

@@ -174,8 +174,7 @@ struct Run {
 };
 
 Run run(const fs::path& folder, const std::vector<std::string>& words) {
-  // One thread: small work is only slowed down by more.
-  std::string command = "cd '" + folder.string() + "' && OMP_NUM_THREADS=1";
+  std::string command = "cd '" + folder.string() + "' &&";
   for (const std::string& word : words) {
     REQUIRE(word.find('\'') == std::string::npos);
     command += " '" + word + "'";
@@ -260,6 +259,7 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
                                                                           {"--batch", "2"},
                                                                           {"--context", "8"},
                                                                           {"--width", "32"},
+                                                                          {"--threads", "1"},
                                                                           {"--eval-batches", "1"}}) {
       set_option(words, option, value);
     }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tensor/cpu_info.h"
+#include "tensor/parallel.h"
 #include "train/atomic_file.h"
 #include "train/bench/step.h"
 #include "train/cli.h"

@@ -1,10 +1,8 @@
 #include "train/cli.h"
 
-#include <unistd.h>
 #include <zlib.h>
 
 #include <charconv>
-#include <cstdlib>
 #include <iostream>
 #include <new>
 #include <set>
@@ -147,23 +145,12 @@ bool parse(CLI::App& app, int argc, char** argv) {
 }
 
 void add_version(CLI::App& app) {
-  app.set_version_flag("--version",
-                       str("mixgrad ", MIXGRAD_VERSION, "\ncompiler  ", __VERSION__, "\nBLAS      ",
-                           blas_description(), "\nOpenMP    ", _OPENMP, "\nzlib      ", zlibVersion(),
-                           "\nCUDA      no\nCPU       ", cpu_description()));
-}
-
-/// Threads that spin while they wait for each other lose most of their time as soon as another program wants
-/// a processor. OpenMP reads how to wait when it is loaded, so the program starts itself once more, in the
-/// same process, having said so; unless the user has chosen.
-static void wait_without_spinning(char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("OMP_WAIT_POLICY", "passive", 1);
-  execv("/proc/self/exe", argv);  // returns only when it fails: then threads spin, which is slower at worst
+  app.set_version_flag("--version", str("mixgrad ", MIXGRAD_VERSION, "\ncompiler  ", __VERSION__,
+                                        "\nBLAS      ", blas_description(), "\nzlib      ", zlibVersion(),
+                                        "\nCUDA      no\nCPU       ", cpu_description()));
 }
 
 int run_program(int argc, char** argv, int (*body)(int argc, char** argv)) {
-  wait_without_spinning(argv);
   try {
     const int code = body(argc, argv);
     check(bool(std::cout.flush()), "[output] standard output can't be written");

@@ -3,6 +3,7 @@
 
 #include "models/generate.h"
 #include "tensor/cpu_info.h"
+#include "tensor/parallel.h"
 #include "train/cli.h"
 #include "train/saved_model.h"
 

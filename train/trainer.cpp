@@ -11,6 +11,7 @@
 #include "tensor/cpu_info.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/optimizer.h"
+#include "tensor/parallel.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
 #include "train/memory.h"

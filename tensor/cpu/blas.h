@@ -3,15 +3,25 @@
 
 #include <cblas.h>
 
+#include <mutex>
+
 #include "tensor/kernels/gemm.h"
 
 namespace mixgrad {
+
+/// Keeps OpenBLAS from starting threads of its own when it is called by this one: its OpenMP flavour asks
+/// OpenMP, which remembers a number for each thread that calls it.
+inline void use_one_blas_thread() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  openblas_set_num_threads(1);
+}
 
 /// C = alpha op(A) op(B) + beta C on the calling thread. Callers are tasks of a parallel loop: how work is
 /// split among threads, and with it the order of every sum, is decided there and never inside OpenBLAS.
 template <class T>
 void tile_gemm(const GemmShape& s, T alpha, const T* a, const T* b, T beta, T* c) {
-  [[maybe_unused]] static const bool single_threaded = (openblas_set_num_threads(1), true);
+  [[maybe_unused]] thread_local const bool single_threaded = (use_one_blas_thread(), true);
   if (s.m == 0 || s.n == 0) return;
   const auto transpose = [](Transpose t) { return t == Transpose::yes ? CblasTrans : CblasNoTrans; };
   const auto stride = [](int64_t given, int64_t packed) {

@@ -2,14 +2,13 @@
 // results.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/blas.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/parallel.h"
 
 namespace mixgrad {
 
@@ -145,9 +144,9 @@ template <class T>
 class ThreadRoom {
  public:
   explicit ThreadRoom(int64_t size)
-      : size_((size + 15) / 16 * 16), room_(size_ * omp_get_max_threads()) {}  // whole cache lines each
+      : size_((size + 15) / 16 * 16), room_(size_ * thread_count()) {}  // whole cache lines each
 
-  T* mine() { return room_.data() + size_ * omp_get_thread_num(); }
+  T* mine() { return room_.data() + size_ * thread_index(); }
 
  private:
   int64_t size_;

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "tensor/cpu_info.h"
+#include "tensor/parallel.h"
 #include "tests/train/programs.h"
 #include "train/checkpoint.h"
 #include "train/memory.h"

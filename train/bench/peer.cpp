@@ -82,7 +82,7 @@ std::vector<PeerFigure> parse_peer(const std::string& output) {
 }
 
 std::vector<PeerFigure> run_peer(const std::string& command) {
-  const std::string shell = "unset OMP_WAIT_POLICY\n{ " + command + "\n} 2>&1 </dev/null";
+  const std::string shell = "{ " + command + "\n} 2>&1 </dev/null";
   FILE* pipe = ::popen(shell.c_str(), "r");
   check(pipe != nullptr, "[peer] the shell can't be started");
   std::string output;

@@ -21,8 +21,8 @@ struct PeerFigure {
   int64_t peak_bytes = 0;  // 0: not said
 };
 
-/// Runs the command and reads what it prints. It does not inherit OMP_WAIT_POLICY, which our programs set for
-/// themselves. Throws Error, with its last line, when it fails or prints no figure.
+/// Runs the command and reads what it prints. Throws Error, with its last line, when it fails or prints no
+/// figure.
 std::vector<PeerFigure> run_peer(const std::string& command);
 
 /// The figures in a program's output. Throws Error for a figure whose numbers can't be read.

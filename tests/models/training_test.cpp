@@ -1,0 +1,56 @@
+// A training step of a whole model: the same numbers with any number of threads.
+#include <doctest/doctest.h>
+
+#include "autograd/tape.h"
+#include "models/language_model.h"
+#include "tests/tensor/fixtures.h"
+
+namespace mixgrad {
+
+namespace {
+
+/// Large enough that most loops have several blocks; no size is a round number.
+ModelConfig config_of(const MixerKind& kind) {
+  ModelConfig config;
+  config.vocabulary = 67;
+  config.layers = 2;
+  config.heads = 3;
+  config.width = 48;
+  config.context = 97;
+  config.pattern = kind.name;
+  config.bias = true;
+  config.dropout = 0.1;
+  return config.resolved();
+}
+
+/// Ids in [0, 67), in no simple order.
+Tensor ids_of(const Shape& shape, int32_t factor) {
+  std::vector<int32_t> ids(shape.elements());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * i * factor % 1009 % 67);
+  return Tensor::from(ids, shape);
+}
+
+}  // namespace
+
+TEST_CASE("models/training: loss and all gradients have the same bits with any number of threads") {
+  for (const MixerKind& kind : mixer_kinds()) {
+    CAPTURE(kind.name);
+    Generator generator(6);
+    Initialiser initialiser(DType::float32, Device{}, generator);
+    LanguageModel model(config_of(kind), initialiser);
+    check_same_with_any_threads([&] {
+      Generator dropout(7, Stream::dropout);
+      model.zero_grad();
+      const Variable loss = model.loss(ids_of({5, 97}, 3), ids_of({5, 97}, 5), &dropout);
+      backward(loss);
+      std::vector<double> numbers = {loss.value().item()};
+      for (const Parameter& parameter : model.parameters()) {
+        for (const double value : std::as_const(*parameter.variable).grad().to_vector())
+          numbers.push_back(value);
+      }
+      return numbers;
+    });
+  }
+}
+
+}  // namespace mixgrad
