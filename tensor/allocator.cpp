@@ -1,12 +1,11 @@
 #include "tensor/allocator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "tensor/error.h"
 
@@ -25,11 +24,6 @@ int64_t block_size(int64_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-int64_t physical_memory() {
-  static const int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return bytes;
-}
-
 bool guards_intact(const void* block, int64_t bytes) {
   const auto* start = static_cast<const unsigned char*>(block);
   const auto intact = [](unsigned char byte) { return byte == guard_pattern; };
@@ -41,23 +35,23 @@ bool guards_intact(const void* block, int64_t bytes) {
 
 Allocator& Allocator::of(Device) {
   // Never destroyed: tensors in static storage may outlive every other static object.
-  static Allocator* const cpu = new Allocator;
+  static Allocator* const cpu = new Allocator(host_memory());
   return *cpu;
 }
 
-Allocator::Allocator() {
+Allocator::Allocator(MemorySource source) : source_(std::move(source)) {
   const char* setting = std::getenv("MIXGRAD_DEBUG_MEMORY");
   debug_ = setting != nullptr && std::strcmp(setting, "0") != 0;
 }
 
 void Allocator::fail(int64_t bytes) const {
   throw Error(str("[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes,
-                  " in use, the machine has ", physical_memory(), "; reduce batch, context or width"));
+                  " in use, the machine has ", source_.total_bytes(), "; reduce batch, context or width"));
 }
 
 void* Allocator::system_allocate(int64_t bytes) {
-  if (stats_.live_bytes + stats_.cached_bytes + bytes > physical_memory()) free_cached();
-  void* block = std::aligned_alloc(alignment, bytes);
+  if (stats_.live_bytes + stats_.cached_bytes + bytes > source_.total_bytes()) free_cached();
+  void* block = source_.allocate(bytes);
   if (block == nullptr) fail(bytes);
   ++stats_.system_allocations;
   return block;
@@ -68,10 +62,10 @@ void* Allocator::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
   const std::lock_guard lock(mutex_);
   // The kernel promises more than it has and kills later; so refuse here what can't be there.
-  if (bytes > physical_memory() - stats_.live_bytes) fail(bytes);
+  if (bytes > source_.total_bytes() - stats_.live_bytes) fail(bytes);
   const int64_t size = block_size(bytes);
   void* block = nullptr;
-  if (debug_) {
+  if (debug_ && source_.host) {
     auto* start = static_cast<unsigned char*>(system_allocate(block_size(bytes + 2 * guard_bytes)));
     std::memset(start, guard_pattern, guard_bytes);
     std::memset(start + guard_bytes, 0xFF, bytes);
@@ -82,8 +76,9 @@ void* Allocator::allocate(int64_t bytes) {
     block = cached.back();
     cached.pop_back();
     stats_.cached_bytes -= size;
+    if (source_.reuse) source_.reuse(block, size);
   } else {
-    block = system_allocate(size);
+    block = system_allocate(debug_ ? bytes : size);  // to the byte, where the device checks accesses
   }
   stats_.live_bytes += size;
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
@@ -95,14 +90,16 @@ void Allocator::release(void* block, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   const int64_t size = block_size(bytes);
   stats_.live_bytes -= size;
-  if (debug_) {
+  if (debug_ && !source_.host) {
+    source_.release(block);
+  } else if (debug_) {
     if (!guards_intact(block, bytes)) {
       std::fprintf(stderr, "[memory] a kernel wrote outside a block of %lld bytes\n",
                    static_cast<long long>(bytes));
       std::abort();
     }
     live_blocks_.erase(block);
-    std::free(static_cast<unsigned char*>(block) - guard_bytes);
+    source_.release(static_cast<unsigned char*>(block) - guard_bytes);
   } else {
     free_blocks_[size].push_back(block);
     stats_.cached_bytes += size;
@@ -126,7 +123,7 @@ void Allocator::trim() {
 
 void Allocator::free_cached() {
   for (auto& [size, blocks] : free_blocks_) {
-    for (void* block : blocks) std::free(block);
+    for (void* block : blocks) source_.release(block);
   }
   free_blocks_.clear();
   stats_.cached_bytes = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tensor/device.h"
+#include "tensor/memory_source.h"
 
 namespace mixgrad {
 
@@ -24,11 +25,13 @@ struct MemoryStats {
 ///
 /// In debug mode (environment variable MIXGRAD_DEBUG_MEMORY=1, or set_debug) nothing is cached, fresh memory
 /// is filled with 0xFF bytes (NaN in every floating type, -1 in every integer) so that a value that no kernel
-/// wrote shows, and each block stands between guards that reveal a write outside it.
+/// wrote shows, and each block stands between guards that reveal a write outside it; memory that the host
+/// can't reach is neither filled nor guarded.
 class Allocator {
  public:
   /// The allocator of a device.
   static Allocator& of(Device device);
+  explicit Allocator(MemorySource source);
 
   /// A block of at least so many bytes; null for 0. Throws Error when the machine has too little memory.
   void* allocate(int64_t bytes);
@@ -48,13 +51,12 @@ class Allocator {
   void check_guards() const;
 
  private:
-  Allocator();
-
   // These are called with the mutex held.
   void* system_allocate(int64_t bytes);
   void free_cached();
   [[noreturn]] void fail(int64_t bytes) const;
 
+  MemorySource source_;
   mutable std::mutex mutex_;
   std::map<int64_t, std::vector<void*>> free_blocks_;  // by block size
   std::map<void*, int64_t> live_blocks_;               // debug mode only: block -> bytes asked for
@@ -66,8 +68,9 @@ class Allocator {
 template <class T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count, Device device = {})
-      : allocator_(Allocator::of(device)),
+  explicit Scratch(int64_t count, Device device = {}) : Scratch(count, Allocator::of(device)) {}
+  Scratch(int64_t count, Allocator& allocator)
+      : allocator_(allocator),
         bytes_(count * static_cast<int64_t>(sizeof(T))),
         data_(static_cast<T*>(allocator_.allocate(bytes_))) {}
   ~Scratch() { allocator_.release(data_, bytes_); }

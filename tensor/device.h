@@ -28,4 +28,10 @@ std::vector<Device> available_devices();
 /// Kernels are overloaded on the tag of the device that they run on.
 struct Cpu {};
 
+/// An NVIDIA GPU, real or simulated. Its kernels are in cuda/kernels.
+struct Cuda {
+  int index = 0;
+  void* stream = nullptr;  // a cudaStream_t; null: the default stream
+};
+
 }  // namespace mixgrad

@@ -17,11 +17,14 @@ const fs::path root = MIXGRAD_SOURCE_DIR;
 /// For each floor, what its files may include from the project.
 const std::map<std::string, std::set<std::string>> allowed = {
     {"tensor", {"tensor"}},
+    {"cuda", {"cuda", "tensor"}},
     {"autograd", {"autograd", "tensor"}},
     {"nn", {"nn", "autograd", "tensor"}},
     {"models", {"models", "nn", "autograd", "tensor"}},
     {"train", {"train", "models", "nn", "autograd", "tensor"}},
 };
+
+const std::set<std::string> source_extensions = {".h", ".cpp", ".def", ".cu", ".cuh"};
 
 /// The project's files that a source file includes: quoted paths.
 std::vector<std::string> project_includes(const fs::path& file) {
@@ -50,7 +53,7 @@ TEST_CASE("layers: a floor includes only what stands below it") {
   for (const auto& [floor, targets] : allowed) {
     for (const auto& entry : fs::recursive_directory_iterator(root / floor)) {
       const std::string extension = entry.path().extension().string();
-      if (extension != ".h" && extension != ".cpp" && extension != ".def") continue;
+      if (!source_extensions.contains(extension)) continue;
       ++files;
       for (const std::string& include : project_includes(entry.path())) {
         const std::string fault = violation(floor, include);

@@ -95,7 +95,11 @@ void log_softmax_backward(Cpu, int64_t rows, int64_t columns, const T* y, const 
     const T* log_p = y + row * columns;
     const T* dlog_p = dy + row * columns;
     T* out = dx + row * columns;
-    const T total = row_sum<T>(columns, [=](int64_t j) { return log_p[j] == nothing ? T(0) : dlog_p[j]; });
+    const T total = row_sum<T>(columns, [=](int64_t j) {
+      const T gradient =
+          dlog_p[j];  // loaded in any case: a load that depends on log_p g++ 12 vectorises wrongly
+      return log_p[j] == nothing ? T(0) : gradient;
+    });
     for (int64_t j = 0; j < columns; ++j) {
       out[j] = log_p[j] == nothing ? T(0) : dlog_p[j] - vector_exp(log_p[j]) * total;
     }

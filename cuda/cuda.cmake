@@ -1,0 +1,61 @@
+# The kernels for NVIDIA GPUs: which compiler builds them, and the library mixgrad_cuda. Only the tests link it.
+#
+# Sets cuda_kind (ON, SIM or OFF), cuda_library, cuda_summary and, for SIM, simulated_kernel_options.
+
+include(CheckLanguage)
+set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPUs to build for; 90 brings PTX for later ones")
+
+set(cuda_kind ${MIXGRAD_CUDA})
+if(cuda_kind STREQUAL AUTO)
+  set(cuda_kind SIM)
+  if(EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      set(cuda_kind ON)
+    endif()
+  endif()
+endif()
+
+file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/kernels/*.cu)
+if(cuda_kind STREQUAL ON)
+  find_program(NVCC nvcc HINTS $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+  if(NOT NVCC AND NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "MIXGRAD_CUDA=ON, but there is no nvcc; set PATH or CMAKE_CUDA_COMPILER, or use SIM")
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_COMPILER ${NVCC})
+  endif()
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know that nvcc 12 and later have C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  get_target_property(cxx_options mixgrad_options INTERFACE_COMPILE_OPTIONS)  # nvcc knows none of them
+  set_property(TARGET mixgrad_options PROPERTY INTERFACE_COMPILE_OPTIONS "$<$<COMPILE_LANGUAGE:CXX>:${cxx_options}>")
+  find_package(CUDAToolkit REQUIRED)
+  add_library(mixgrad_cuda STATIC EXCLUDE_FROM_ALL ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp
+              ${PROJECT_SOURCE_DIR}/cuda/runtime_nvidia.cpp)
+  set_target_properties(mixgrad_cuda PROPERTIES CUDA_STANDARD 20)
+  target_compile_options(mixgrad_cuda PRIVATE
+                         $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo>)
+  target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor CUDA::cudart_static CUDA::cublas)
+  set(cuda_library mixgrad_cuda)
+  set(cuda_summary "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+elseif(cuda_kind STREQUAL SIM)
+  # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's.
+  set(simulated_kernel_options -fno-sanitize=address -fsanitize=thread -O2 -g1 -Wno-unknown-pragmas)
+  file(GLOB simulator CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/simulator/*.cpp)
+  set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${simulated_kernel_options}")
+  # It runs on stacks of its own, of which no sanitizer knows.
+  set_source_files_properties(${simulator} PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all;-O2;-g1")
+  add_library(mixgrad_cuda STATIC EXCLUDE_FROM_ALL ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp ${simulator})
+  target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor ${CMAKE_DL_LIBS})
+  target_compile_definitions(mixgrad_cuda PUBLIC MIXGRAD_CUDA_SIMULATED)
+  set(cuda_library mixgrad_cuda)
+  set(cuda_summary "simulated")
+elseif(cuda_kind STREQUAL OFF)
+  set(cuda_library "")
+  set(cuda_summary "off")
+else()
+  message(FATAL_ERROR "MIXGRAD_CUDA=${MIXGRAD_CUDA} is unknown; allowed: AUTO, ON, SIM, OFF")
+endif()

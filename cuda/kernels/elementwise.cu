@@ -1,0 +1,230 @@
+// Elementwise kernels on a GPU.
+//
+//   kernel             a block owns                 a thread owns            bytes moved          FLOPs
+//   map                1024 consecutive elements    4 of them, 256 apart     each operand once    1 to 30 n
+//   dropout            1024 consecutive elements    4 neighbours             2 n sizeof(T)        some 30 n
+//   partial_sums       8192 consecutive elements    32 of them, 256 apart    n sizeof(T)          n
+//   reduce_repeated    256 sums                     one sum                  dy once              1 a term
+//
+// All are bound by memory. Neighbouring threads read neighbouring elements, and the four loads of a thread do
+// not wait for each other. No shared memory but that of block_reduce.
+#include "cuda/kernels/elementwise.h"
+
+#include "cuda/device_code.h"
+#include "cuda/kernels/block.cuh"
+#include "tensor/allocator.h"
+
+namespace mixgrad {
+
+namespace {
+
+constexpr int block_threads = 256;
+constexpr int elements_per_thread = 4;
+constexpr int64_t block_elements = block_threads * elements_per_thread;
+
+/// Calls f(i) for each i < n.
+template <class F>
+__global__ void map_kernel(int64_t n, F f) {
+  const int64_t first = blockIdx.x * block_elements + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < elements_per_thread; ++j) {
+    const int64_t i = first + j * block_threads;
+    if (i < n) f(i);
+  }
+}
+
+template <class F>
+void map(const Cuda& device, int64_t n, const F& f) {
+  if (n == 0) return;
+  launch<map_kernel<F>>(device, {blocks_for(n, block_elements), block_threads}, n, f);
+}
+
+}  // namespace
+
+template <class T>
+void add(Cuda device, int64_t n, const T* a, const T* b, T* y) {
+  map(device, n, [=] __device__(int64_t i) { y[i] = a[i] + b[i]; });
+}
+
+template <class T>
+void scale(Cuda device, int64_t n, T factor, const T* x, T* y) {
+  map(device, n, [=] __device__(int64_t i) { y[i] = factor * x[i]; });
+}
+
+template <class F, class T>
+void unary_forward(Cuda device, int64_t n, const T* x, T* y) {
+  map(device, n, [=] __device__(int64_t i) { y[i] = F::value(x[i]); });
+}
+
+template <class F, class T>
+void unary_backward(Cuda device, int64_t n, const T* x, const T* dy, T* dx) {
+  map(device, n, [=] __device__(int64_t i) { dx[i] = dy[i] * F::slope(x[i]); });
+}
+
+template <class T>
+void swiglu_forward(Cuda device, int64_t n, const T* a, const T* b, T* y) {
+  map(device, n, [=] __device__(int64_t i) { y[i] = Silu::value(a[i]) * b[i]; });
+}
+
+template <class T>
+void swiglu_backward(Cuda device, int64_t n, const T* a, const T* b, const T* dy, T* da, T* db) {
+  map(device, n, [=] __device__(int64_t i) {
+    const T gradient = dy[i];
+    if (da != nullptr) da[i] = gradient * b[i] * Silu::slope(a[i]);
+    if (db != nullptr) db[i] = gradient * Silu::value(a[i]);
+  });
+}
+
+namespace {
+
+/// Some axes of an array, as device code can read them: from an index along them to an offset.
+struct Axes {
+  int rank = 0;
+  int64_t sizes[Shape::max_rank];
+  int64_t strides[2][Shape::max_rank];  // of up to two arrays
+
+  void push_back(int64_t size, int64_t stride, int64_t other_stride = 0) {
+    sizes[rank] = size;
+    strides[0][rank] = stride;
+    strides[1][rank] = other_stride;
+    ++rank;
+  }
+  int64_t elements() const {
+    int64_t product = 1;
+    for (int axis = 0; axis < rank; ++axis) product *= sizes[axis];
+    return product;
+  }
+  __device__ int64_t offset(int array, int64_t index) const {
+    int64_t sum = 0;
+    for (int axis = rank - 1; axis >= 0; --axis) {
+      sum += index % sizes[axis] * strides[array][axis];
+      index /= sizes[axis];
+    }
+    return sum;
+  }
+};
+
+Axes axes_of(const BroadcastShape& shape) {
+  Axes axes;
+  for (int axis = 0; axis < shape.shape.rank(); ++axis) {
+    axes.push_back(shape.shape[axis], shape.a_strides[axis], shape.b_strides[axis]);
+  }
+  return axes;
+}
+
+}  // namespace
+
+template <class T>
+void broadcast_add(Cuda device, const BroadcastShape& shape, const T* a, const T* b, T* y) {
+  const Axes axes = axes_of(shape);
+  map(device, axes.elements(),
+      [=] __device__(int64_t i) { y[i] = a[axes.offset(0, i)] + b[axes.offset(1, i)]; });
+}
+
+template <class T>
+void broadcast_multiply(Cuda device, const BroadcastShape& shape, const T* a, const T* b, T* y) {
+  const Axes axes = axes_of(shape);
+  map(device, axes.elements(),
+      [=] __device__(int64_t i) { y[i] = a[axes.offset(0, i)] * b[axes.offset(1, i)]; });
+}
+
+namespace {
+
+/// da[i] = sum of the dy that a[i] was repeated to, in the order of the repeated axes.
+template <class T>
+__global__ void reduce_repeated(Axes kept, Axes summed, int64_t terms, int64_t n, const T* dy, T* da) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const T* start = dy + kept.offset(0, i);
+  T sum = 0;
+  for (int64_t term = 0; term < terms; ++term) sum += start[summed.offset(0, term)];
+  da[i] = sum;
+}
+
+}  // namespace
+
+template <class T>
+void broadcast_reduce(Cuda device, const BroadcastShape& shape, int64_t a_elements, const T* dy, T* da) {
+  if (a_elements == 0) return;
+  Axes kept;
+  Axes summed;
+  int64_t stride = 1;
+  int64_t dy_strides[Shape::max_rank];
+  for (int axis = shape.shape.rank() - 1; axis >= 0; --axis) {
+    dy_strides[axis] = stride;
+    stride *= shape.shape[axis];
+  }
+  for (int axis = 0; axis < shape.shape.rank(); ++axis) {
+    (shape.a_strides[axis] == 0 ? summed : kept).push_back(shape.shape[axis], dy_strides[axis]);
+  }
+  launch<reduce_repeated<T>>(device, {blocks_for(a_elements, block_threads), block_threads}, kept, summed,
+                             summed.elements(), a_elements, dy, da);
+}
+
+namespace {
+
+constexpr int64_t sum_elements = 8192;
+
+/// partial[block] = sum of the block's elements.
+template <class T>
+__global__ void partial_sums(int64_t n, int64_t elements, const T* x, T* partial) {
+  const int64_t first = blockIdx.x * elements;
+  const T sum = block_sum<T>(min(elements, n - first), [=](int64_t i) { return x[first + i]; });
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+}  // namespace
+
+template <class T>
+void sum_all(Cuda device, int64_t n, const T* x, T* y) {
+  const int64_t blocks = std::max<int64_t>(1, blocks_for(n, sum_elements));
+  Scratch<T> partial(blocks, cuda::allocator(device));
+  launch<partial_sums<T>>(device, {static_cast<unsigned>(blocks), block_threads}, n, sum_elements, x,
+                          partial.data());
+  launch<partial_sums<T>>(device, {1, block_threads}, blocks, blocks, partial.data(), y);
+}
+
+template <class T>
+void dropout(Cuda device, int64_t n, float rate, Generator generator, uint64_t first_block, const T* x,
+             T* y) {
+  const T kept = T(1) / (T(1) - T(rate));
+  map(device, (n + 3) / 4, [=] __device__(int64_t quad) {
+    const auto words = generator.block(first_block + quad);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t i = 4 * quad + j;
+      if (i < n) y[i] = uniform_from_word(words[j]) > rate ? kept * x[i] : T(0);
+    }
+  });
+}
+
+template <class T>
+void mask_rows(Cuda device, int64_t rows, int64_t columns, const int32_t* mask, const T* x, T* y) {
+  map(device, rows * columns, [=] __device__(int64_t i) { y[i] = mask[i / columns] != 0 ? x[i] : T(0); });
+}
+
+#define INSTANTIATE_UNARY(F, T)                                   \
+  template void unary_forward<F, T>(Cuda, int64_t, const T*, T*); \
+  template void unary_backward<F, T>(Cuda, int64_t, const T*, const T*, T*);
+#define INSTANTIATE(T)                                                                      \
+  template void add<T>(Cuda, int64_t, const T*, const T*, T*);                              \
+  template void scale<T>(Cuda, int64_t, T, const T*, T*);                                   \
+  template void swiglu_forward<T>(Cuda, int64_t, const T*, const T*, T*);                   \
+  template void swiglu_backward<T>(Cuda, int64_t, const T*, const T*, const T*, T*, T*);    \
+  template void broadcast_add<T>(Cuda, const BroadcastShape&, const T*, const T*, T*);      \
+  template void broadcast_multiply<T>(Cuda, const BroadcastShape&, const T*, const T*, T*); \
+  template void broadcast_reduce<T>(Cuda, const BroadcastShape&, int64_t, const T*, T*);    \
+  template void sum_all<T>(Cuda, int64_t, const T*, T*);                                    \
+  template void dropout<T>(Cuda, int64_t, float, Generator, uint64_t, const T*, T*);        \
+  template void mask_rows<T>(Cuda, int64_t, int64_t, const int32_t*, const T*, T*);         \
+  INSTANTIATE_UNARY(Sigmoid, T)                                                             \
+  INSTANTIATE_UNARY(LogSigmoid, T)                                                          \
+  INSTANTIATE_UNARY(Softplus, T)                                                            \
+  INSTANTIATE_UNARY(Silu, T)                                                                \
+  INSTANTIATE_UNARY(GeluErf, T)                                                             \
+  INSTANTIATE_UNARY(GeluTanh, T)                                                            \
+  INSTANTIATE_UNARY(EluPlusOne, T)
+INSTANTIATE(float)
+INSTANTIATE(double)
+
+}  // namespace mixgrad
