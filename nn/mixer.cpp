@@ -188,6 +188,7 @@ std::string MixerChoice::text() const {
 std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layers) {
   const std::vector<MixerChoice> once = PatternReader(pattern).read();
   const auto length = static_cast<int64_t>(once.size());
+  if (layers == any_layers) return once;
   check_usage(layers % length == 0, "[pattern] '", pattern, "' names ", length,
               " layers, which do not divide the ", layers, " layers of the model");
   std::vector<MixerChoice> choices;

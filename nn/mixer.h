@@ -118,6 +118,9 @@ struct MixerChoice {
   std::string text() const;
 };
 
+/// As many layers as the pattern names.
+inline constexpr int64_t any_layers = 0;
+
 /// One choice a layer from a pattern such as "gma(components=64)*2,sdpa": a comma-separated list in which *n
 /// repeats. A pattern shorter than `layers` is repeated and must divide it. Throws UsageError that says what
 /// is wrong where.

@@ -264,6 +264,21 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
       set_option(words, option, value);
     }
   }
+  if (program == "bench") {
+    const std::map<std::string, std::map<std::string, std::string>> sizes = {
+        {"step", {{"--layers", "1"}, {"--width", "24"}, {"--context", "8"}, {"--batch", "2"}}},
+        {"mixers", {{"--lengths", "8,16"}, {"--head-size", "4"}, {"--one-by-one", "0"}}},
+        {"kernels", {{"--batch", "1"}, {"--context", "8"}}},
+        {"gemm", {{"--shape", "8,8,8"}}},
+        {"peaks", {}},
+    };
+    for (const auto& [option, value] : sizes.at(words.at(1))) set_option(words, option, value);
+    set_option(words, "--seconds", "0");
+    set_option(words, "--attempts", "1");
+    if (!option_value(words, "--against", "").empty()) {  // PyTorch need not be here
+      set_option(words, "--against", "printf \"figure,ms\\nstep,1\\ncore gma T=16,1\\n\"");
+    }
+  }
   if (program == "generate") set_option(words, "--tokens", "4");
   if (program == "gradcheck" && option_value(words, "--golden", "").empty()) {
     if (option_value(words, "--filter", "").empty()) set_option(words, "--filter", "elementwise/scale");

@@ -7,6 +7,9 @@
 #include "tensor/cpu_info.h"
 #include "tensor/parallel.h"
 #include "train/atomic_file.h"
+#include "train/bench/gemm.h"
+#include "train/bench/kernels.h"
+#include "train/bench/mixers.h"
 #include "train/bench/step.h"
 #include "train/cli.h"
 #include "train/options.h"
@@ -23,15 +26,19 @@ struct Command {
   std::function<Findings(const Measuring&)> measure;
 };
 
-Findings measure_peak_rates(int threads) {
+Findings measure_peak_rates(const Measuring& measuring) {
   Findings findings;
+  const auto add = [&](std::string name, double rate, const char* unit) {
+    if (measuring.wanted(name)) findings.derived.push_back({std::move(name), rate / 1e9, unit});
+  };
+  const int threads = thread_count();
   for (const int count : {1, threads}) {
-    const Peaks peaks = measure_peaks(count);
+    const Peaks peaks = measure_peaks(count, measuring.seconds);
     const std::string with = str(", ", count, count == 1 ? " thread" : " threads");
-    findings.derived.push_back({"fp32 multiply-adds" + with, peaks.flops_s / 1e9, "GFLOP/s"});
+    add("fp32 multiply-adds" + with, peaks.flops_s, "GFLOP/s");
     for (const MemoryLevel& level : peaks.levels) {
-      findings.derived.push_back({level.name + ", read" + with, level.read_bytes_s / 1e9, "GB/s"});
-      findings.derived.push_back({level.name + ", copy" + with, level.copy_bytes_s / 1e9, "GB/s"});
+      add(level.name + ", read" + with, level.read_bytes_s, "GB/s");
+      add(level.name + ", copy" + with, level.copy_bytes_s, "GB/s");
     }
     if (threads == 1) break;
   }
@@ -44,7 +51,18 @@ class Commands {
   Commands()
       : commands_{
             {"peaks", "What this machine can do at most: arithmetic, and each level of its memory",
-             [](CLI::App&) {}, [] {}, [](const Measuring&) { return measure_peak_rates(thread_count()); }},
+             [](CLI::App&) {}, [] {},
+             [](const Measuring& measuring) { return measure_peak_rates(measuring); }},
+            {"gemm", "Matrix products of a training step, ours beside OpenBLAS",
+             [this](CLI::App& app) { declare_gemm_options(app, gemm_); }, [this] { gemm_.validate(); },
+             [this](const Measuring& measuring) { return measure_gemm(gemm_, measuring); }},
+            {"kernels", "Every family of kernels, forward and backward",
+             [this](CLI::App& app) { declare_kernels_options(app, kernels_); },
+             [this] { kernels_.validate(); },
+             [this](const Measuring& measuring) { return measure_kernels(kernels_, measuring); }},
+            {"mixers", "Mixers over lengths, whole and without projections, forward and backward",
+             [this](CLI::App& app) { declare_mixers_options(app, mixers_); }, [this] { mixers_.validate(); },
+             [this](const Measuring& measuring) { return measure_mixers(mixers_, measuring); }},
             {"step", "A whole training step of a language model, and the sum of its parts",
              [this](CLI::App& app) { declare_step_options(app, step_); }, [this] { step_.validate(); },
              [this](const Measuring& measuring) { return measure_step(step_, measuring); }},
@@ -68,6 +86,9 @@ class Commands {
   }
 
  private:
+  GemmOptions gemm_;
+  KernelsOptions kernels_;
+  MixersOptions mixers_;
   StepOptions step_;
   std::vector<Command> commands_;
 };
@@ -95,7 +116,8 @@ void run_commands(const std::vector<Command>& commands, const BenchOptions& opti
   std::cout << machine_text(threads) << std::flush;
   nlohmann::ordered_json sets = nlohmann::ordered_json::array();
   for (const Command& command : commands) {
-    const SetResult result = run_set({command.name, command.measure}, options, instruments(threads));
+    const SetResult result = run_set({command.name, command.measure}, options,
+                                     instruments(threads, std::min(0.1, options.seconds)));
     print_set(std::cout, result);
     sets.push_back(to_json(result));
   }

@@ -40,9 +40,9 @@ std::string fixed(double value, int digits) {
   return out.str();
 }
 
-/// Four significant digits, or whole numbers beyond.
+/// Four significant digits; whole numbers as they are.
 std::string number(double value) {
-  if (value == 0 || !std::isfinite(value)) return str(value);
+  if (value == std::round(value) || !std::isfinite(value)) return fixed(value, 0);
   const int before_point = static_cast<int>(std::floor(std::log10(std::abs(value)))) + 1;
   return fixed(value, std::clamp(4 - before_point, 0, 6));
 }
@@ -51,9 +51,10 @@ std::string percent(double share) { return share > 0 ? fixed(100 * share, 1) + "
 std::string giga(double rate) { return rate > 0 ? number(rate / 1e9) : ""; }
 
 /// Rows of cells, the first column to the left, the others to the right.
-void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
+void print_table(std::ostream& out, std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
+    while (row.size() > 1 && row.back().empty()) row.pop_back();
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
@@ -222,7 +223,8 @@ void print_set(std::ostream& out, const SetResult& result) {
   }
   print_figures(out, findings.figures, conditions.before);
   for (const Derived& derived : findings.derived) {
-    out << "  " << derived.name << ": " << number(derived.value) << ' ' << derived.meaning << '\n';
+    out << "  " << derived.name << ": " << number(derived.value) << (derived.meaning.empty() ? "" : " ")
+        << derived.meaning << '\n';
   }
   if (!result.comparisons.empty()) print_comparisons(out, result.comparisons);
   out << std::flush;

@@ -64,8 +64,8 @@ std::string disturbance(const Conditions& conditions) {
 
 }  // namespace
 
-Instruments instruments(int threads) {
-  return {[threads] { return measure_peaks(threads); }, all_cpu_seconds, own_cpu_seconds, wall_seconds,
+Instruments instruments(int threads, double seconds) {
+  return {[=] { return measure_peaks(threads, seconds); }, all_cpu_seconds, own_cpu_seconds, wall_seconds,
           static_cast<double>(std::max(1u, std::thread::hardware_concurrency()))};
 }
 

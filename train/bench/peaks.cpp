@@ -78,10 +78,11 @@ MultiplyAdd widest() {
   return multiply_add_128;
 }
 
-/// The best rate, in units a second, of calls that do so many units each; about 0.1 s of them.
-double best_rate(double units, const std::function<void()>& call) {
+/// The best rate, in units a second, of calls that do so many units each.
+double best_rate(double seconds, double units, const std::function<void()>& call) {
   double best = 0;
-  const Clock::time_point end = Clock::now() + std::chrono::milliseconds(100);
+  const Clock::time_point end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   do {
     const Clock::time_point start = Clock::now();
     call();
@@ -90,10 +91,10 @@ double best_rate(double units, const std::function<void()>& call) {
   return best;
 }
 
-double measure_flops(int threads) {
+double measure_flops(int threads, double seconds) {
   constexpr int64_t repeats = 8;  // 2 ms: long beside waking a thread, short beside the turns of a scheduler
   const MultiplyAdd call = widest();
-  return best_rate(call() * repeats * threads, [&] {
+  return best_rate(seconds, call() * repeats * threads, [&] {
     parallel_tasks(threads, [&](int64_t) {
       for (int64_t i = 0; i < repeats; ++i) call();
     });
@@ -106,7 +107,7 @@ uint64_t sum_of(const uint64_t* values, int64_t count) {
   return sum;
 }
 
-MemoryLevel measure_level(std::string name, int64_t array_bytes, int threads) {
+MemoryLevel measure_level(std::string name, int64_t array_bytes, int threads, double seconds) {
   constexpr int64_t least_bytes = 16 << 20;  // moved in a timed call, for the reason above
   const int64_t count = array_bytes / static_cast<int64_t>(sizeof(uint64_t));  // of one thread
   const int64_t repeats = std::max<int64_t>(1, least_bytes / array_bytes);
@@ -118,7 +119,7 @@ MemoryLevel measure_level(std::string name, int64_t array_bytes, int threads) {
     std::fill_n(target.get() + task * count, count, 2);
   });
   const double bytes = static_cast<double>(repeats * threads * count) * sizeof(uint64_t);
-  const double read = best_rate(bytes, [&] {
+  const double read = best_rate(seconds, bytes, [&] {
     parallel_tasks(threads, [&](int64_t task) {
       for (int64_t i = 0; i < repeats; ++i) {
         uint64_t sum = sum_of(source.get() + task * count, count);
@@ -126,7 +127,7 @@ MemoryLevel measure_level(std::string name, int64_t array_bytes, int threads) {
       }
     });
   });
-  const double copied = best_rate(2 * bytes, [&] {
+  const double copied = best_rate(seconds, 2 * bytes, [&] {
     parallel_tasks(threads, [&](int64_t task) {
       for (int64_t i = 0; i < repeats; ++i) {
         uint64_t* to = target.get() + task * count;
@@ -153,15 +154,16 @@ double Peaks::copy_bytes_s(double bytes) const {
   return levels.back().copy_bytes_s;
 }
 
-Peaks measure_peaks(int threads) {
+Peaks measure_peaks(int threads, double seconds) {
   constexpr int64_t mib = 1 << 20;
   const int64_t l2 = cache_bytes(_SC_LEVEL2_CACHE_SIZE, mib);                         // of each core
   const int64_t l3 = std::max(4 * l2, cache_bytes(_SC_LEVEL3_CACHE_SIZE, 16 * mib));  // of all
   const int64_t memory = std::clamp(4 * l3, 64 * mib, 512 * mib);
-  return {threads,
-          measure_flops(threads),
-          {measure_level("L2", l2 / 4, threads), measure_level("L3", l3 / 4 / threads, threads),
-           measure_level("memory", memory / threads, threads)}};
+  return {
+      threads,
+      measure_flops(threads, seconds),
+      {measure_level("L2", l2 / 4, threads, seconds), measure_level("L3", l3 / 4 / threads, threads, seconds),
+       measure_level("memory", memory / threads, threads, seconds)}};
 }
 
 }  // namespace mixgrad

@@ -25,7 +25,8 @@ struct Peaks {
   double copy_bytes_s(double bytes) const;
 };
 
-/// Takes about a second. The widest vectors that this CPU has are used, whatever the build is for.
-Peaks measure_peaks(int threads);
+/// Measures each rate for so many seconds, one call at least. The widest vectors that this CPU has are used,
+/// whatever the build is for.
+Peaks measure_peaks(int threads, double seconds = 0.1);
 
 }  // namespace mixgrad

@@ -1,0 +1,172 @@
+#include "train/bench/gemm.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <chrono>
+
+#include "tensor/cpu_info.h"
+#include "tensor/error.h"
+#include "tensor/parallel.h"
+#include "tensor/tensor.h"
+#include "train/bench/openblas.h"
+
+namespace mixgrad {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// One product, or many of one shape, one after the other in memory.
+struct Product {
+  std::string name;
+  GemmShape shape;
+  int64_t count = 1;
+
+  std::string title() const {
+    const auto letter = [](Transpose t) { return t == Transpose::yes ? 'T' : 'N'; };
+    return str(name, ' ', letter(shape.a), letter(shape.b), ' ', count > 1 ? str(count, "x ") : "", shape.m,
+               'x', shape.n, 'x', shape.k);
+  }
+  double flops() const {
+    return 2.0 * static_cast<double>(count) * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
+           static_cast<double>(shape.k);
+  }
+};
+
+/// The three products of y [rows, out] = x [rows, in] W^T, W [out, in]: the output, and the gradients of x
+/// and W.
+void add_linear(std::vector<Product>& products, const std::string& name, int64_t rows, int64_t out,
+                int64_t in) {
+  products.push_back({name + " forward", {.m = rows, .n = out, .k = in, .b = Transpose::yes}});
+  products.push_back({name + " dX", {.m = rows, .n = in, .k = out}});
+  products.push_back({name + " dW", {.m = out, .n = in, .k = rows, .a = Transpose::yes}});
+}
+
+std::vector<Product> products_of_model(const GemmOptions& o) {
+  std::vector<Product> products;
+  const int64_t rows = o.batch * o.context, hidden = o.hidden > 0 ? o.hidden : 4 * o.width;
+  add_linear(products, "projection", rows, o.width, o.width);
+  add_linear(products, "mlp up", rows, hidden, o.width);
+  add_linear(products, "mlp down", rows, o.width, hidden);
+  add_linear(products, "head", rows, o.vocabulary, o.width);
+  const int64_t T = o.context, d = o.width / o.heads, count = o.batch * o.heads;
+  products.push_back({"attention scores", {.m = T, .n = T, .k = d, .b = Transpose::yes}, count});
+  products.push_back({"attention output", {.m = T, .n = d, .k = T}, count});
+  products.push_back({"attention dV", {.m = T, .n = d, .k = T, .a = Transpose::yes}, count});
+  return products;
+}
+
+std::vector<int64_t> parse_shape(const std::string& text) {
+  std::vector<int64_t> sizes;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    int64_t size = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
+    const bool whole = error == std::errc{} && end == word.data() + word.size();
+    sizes.push_back(whole && size >= 1 && size <= 1 << 20 ? size : 0);
+  }
+  check_usage(sizes.size() == 3 && sizes[0] * sizes[1] * sizes[2] > 0, "[options] --shape: '", text,
+              "'; allowed: M,N,K, each from 1 to ", 1 << 20);
+  return sizes;
+}
+
+std::vector<Product> products_of_shape(const std::string& text) {
+  const std::vector<int64_t> s = parse_shape(text);
+  std::vector<Product> products;
+  for (const Transpose a : {Transpose::no, Transpose::yes}) {
+    for (const Transpose b : {Transpose::no, Transpose::yes}) {
+      products.push_back({"product", {.m = s[0], .n = s[1], .k = s[2], .a = a, .b = b}});
+    }
+  }
+  return products;
+}
+
+/// Seconds of one call.
+template <class Call>
+double timed(const Call& call) {
+  const Clock::time_point start = Clock::now();
+  call();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void run_ours(const Product& product, const float* a, const float* b, float* c) {
+  const GemmShape& s = product.shape;
+  if (product.count == 1) return gemm(Cpu{}, s, 1.0F, a, b, 0.0F, c);
+  const GemmBatch batch{
+      .outer = product.count, .a_outer = s.m * s.k, .b_outer = s.k * s.n, .c_outer = s.m * s.n};
+  gemm_batched(Cpu{}, s, batch, 1.0F, a, b, 0.0F, c);
+}
+
+/// Many products are shared out among the threads, one is computed by all of them: what suits OpenBLAS.
+void run_openblas(const Product& product, const float* a, const float* b, float* c) {
+  const GemmShape& s = product.shape;
+  const OpenblasThreads threads(product.count > 1 ? 1 : thread_count());
+  if (product.count == 1) return openblas_gemm(s, a, b, c);
+  parallel_tasks(product.count, [&](int64_t i) {
+    openblas_gemm(s, a + i * s.m * s.k, b + i * s.k * s.n, c + i * s.m * s.n);
+  });
+}
+
+void measure_product(const Product& product, const Measuring& measuring, Findings& findings) {
+  const std::string ours = product.title() + ", ours", openblas = product.title() + ", OpenBLAS";
+  if (!measuring.wanted(ours) && !measuring.wanted(openblas)) return;
+  const GemmShape& s = product.shape;
+  Generator generator(1);
+  const Tensor a = uniform({product.count, s.m * s.k}, -1, 1, generator, DType::float32);
+  const Tensor b = uniform({product.count, s.k * s.n}, -1, 1, generator, DType::float32);
+  Tensor c = Tensor::empty({product.count, s.m * s.n}, DType::float32);
+  const auto times = time_parts(measuring.seconds, [&]() -> std::vector<double> {
+    return {timed([&] { run_ours(product, a.data<float>(), b.data<float>(), c.data<float>()); }),
+            timed([&] { run_openblas(product, a.data<float>(), b.data<float>(), c.data<float>()); })};
+  });
+  std::vector<double> ratios;
+  for (size_t i = 0; i < times[0].size(); ++i) ratios.push_back(times[1][i] / times[0][i]);
+  for (size_t i = 0; i < 2; ++i) {
+    Figure figure;
+    figure.name = i == 0 ? ours : openblas;
+    figure.seconds = times[i];
+    figure.flops = product.flops();
+    if (measuring.wanted(figure.name)) findings.figures.push_back(std::move(figure));
+  }
+  findings.derived.push_back({product.title() + ", OpenBLAS over ours", spread_of(ratios).median, ""});
+}
+
+}  // namespace
+
+void GemmOptions::validate() const {
+  const auto count = [](const char* option, int64_t value, int64_t minimum) {
+    check_usage(value >= minimum && value <= 1 << 20, "[options] --", option, ": ", value,
+                "; allowed: ", minimum, " to ", 1 << 20);
+  };
+  count("batch", batch, 1);
+  count("context", context, 1);
+  count("width", width, 1);
+  count("heads", heads, 1);
+  count("hidden", hidden, 0);
+  count("vocabulary", vocabulary, 1);
+  check_usage(width % heads == 0, "[options] --heads: ", heads, "; allowed: the divisors of --width ", width);
+  if (!shape.empty()) parse_shape(shape);
+}
+
+void declare_gemm_options(CLI::App& app, GemmOptions& o) {
+  app.option_defaults()->always_capture_default();
+  const auto group = [&](auto* option) { option->group("Shapes"); };
+  group(app.add_option("--batch", o.batch, "Sequences in a forward pass"));
+  group(app.add_option("--context", o.context, "Tokens in a training sequence"));
+  group(app.add_option("--width", o.width, "Width of the residual stream"));
+  group(app.add_option("--heads", o.heads, "Heads of the attention's products"));
+  group(app.add_option("--hidden", o.hidden, "Hidden size of the MLPs; 0: four times the width"));
+  group(app.add_option("--vocabulary", o.vocabulary, "Rows of the head"));
+  group(app.add_option("--shape", o.shape,
+                       "M,N,K: C [M, N] = op(A) op(B) over K, with and without transposes, instead"));
+}
+
+Findings measure_gemm(const GemmOptions& options, const Measuring& measuring) {
+  Findings findings;
+  const std::vector<Product> products =
+      options.shape.empty() ? products_of_model(options) : products_of_shape(options.shape);
+  for (const Product& product : products) measure_product(product, measuring, findings);
+  return findings;
+}
+
+}  // namespace mixgrad
