@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The training step of `bench step --mixer sdpa` in eager PyTorch: forward, backward, AdamW.
 
-Prints CSV for `bench step --against`: the step's median and least time in milliseconds, and the most memory that
-the process has held. The model is the same: pre-norm blocks, learned positions, tied embeddings, tanh GELU, and, as
+Prints CSV for `bench step --against`: the step's median and least time in milliseconds, the most memory that the
+process has held, and what it held before there was a model: the interpreter and PyTorch's libraries. The model is the same: pre-norm blocks, learned positions, tied embeddings, tanh GELU, and, as
 `train` has it by default, no biases. Queries, keys and values come from one projection, as PyTorch users write it.
 """
 import argparse
@@ -82,8 +82,13 @@ def arguments():
     return parser.parse_args()
 
 
+def process_peak_bytes():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def main():
     o = arguments()
+    start_bytes = process_peak_bytes()
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     model = LanguageModel(o)
@@ -109,10 +114,9 @@ def main():
         start = time.perf_counter()
         step()
         times.append(1e3 * (time.perf_counter() - start))
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", file=sys.stderr)
-    print("figure,ms,best_ms,peak_bytes")
-    print(f"step,{statistics.median(times):.3f},{min(times):.3f},{peak}")
+    print("figure,ms,best_ms,peak_bytes,start_bytes")
+    print(f"step,{statistics.median(times):.3f},{min(times):.3f},{process_peak_bytes()},{start_bytes}")
 
 
 if __name__ == "__main__":
