@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tensor/error.h"
+#include "tensor/measure.h"
 
 namespace mixgrad {
 
@@ -36,7 +37,8 @@ bool guards_intact(const void* block, int64_t bytes) {
 Allocator& Allocator::of(Device) {
   // Never destroyed: tensors in static storage may outlive every other static object.
   static Allocator* const cpu = new Allocator(host_memory());
-  return *cpu;
+  static Allocator* const measurements = new Allocator(addresses_only());
+  return measuring() ? *measurements : *cpu;
 }
 
 Allocator::Allocator(MemorySource source) : source_(std::move(source)) {

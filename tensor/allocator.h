@@ -29,7 +29,7 @@ struct MemoryStats {
 /// can't reach is neither filled nor guarded.
 class Allocator {
  public:
-  /// The allocator of a device.
+  /// The allocator of a device; in a measurement (tensor/measure.h), one that only counts.
   static Allocator& of(Device device);
   explicit Allocator(MemorySource source);
 

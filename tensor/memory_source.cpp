@@ -1,8 +1,12 @@
 #include "tensor/memory_source.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <limits>
+#include <map>
+#include <memory>
 
 namespace mixgrad {
 
@@ -16,6 +20,26 @@ MemorySource host_memory() {
                 return bytes;
               },
           .reuse = nullptr};
+}
+
+MemorySource addresses_only() {
+  const auto sizes = std::make_shared<std::map<void*, int64_t>>();
+  return {.allocate = [sizes](int64_t bytes) -> void* {
+            void* const block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (block == MAP_FAILED) return nullptr;
+            (*sizes)[block] = bytes;
+            return block;
+          },
+          .release =
+              [sizes](void* block) {
+                const auto found = sizes->find(block);
+                munmap(block, found->second);
+                sizes->erase(found);
+              },
+          .total_bytes = [] { return std::numeric_limits<int64_t>::max(); },
+          .reuse = [](void* block, int64_t bytes) { madvise(block, bytes, MADV_DONTNEED); },
+          .host = false};
 }
 
 }  // namespace mixgrad

@@ -22,4 +22,8 @@ struct MemorySource {
 /// The machine's own memory.
 MemorySource host_memory();
 
+/// Addresses without memory behind them, as many as a process can have. A block reads as 0 each time that it
+/// is handed out, and takes up memory only where it is written.
+MemorySource addresses_only();
+
 }  // namespace mixgrad

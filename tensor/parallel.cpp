@@ -17,6 +17,7 @@
 
 #include "tensor/cpu_info.h"
 #include "tensor/error.h"
+#include "tensor/measure.h"
 
 namespace mixgrad {
 
@@ -168,6 +169,7 @@ void set_thread_count(int threads) {
 int thread_index() { return own_index; }
 
 void run_blocks(int64_t count, int64_t block, BlockFunction call, const void* body) noexcept {
+  if (measuring()) return;
   const Loop loop{call, body, count, block, (count + block - 1) / block};
   if (loop.blocks <= 1 || in_loop || thread_count() == 1) return run_alone(loop);
   const std::unique_lock lock(pool_mutex, std::try_to_lock);

@@ -24,6 +24,7 @@ void run_blocks(int64_t count, int64_t block, BlockFunction call, const void* bo
 /// The blocks depend on the sizes alone, never on the number of threads: a body that sums within its block
 /// sums in the same order on every machine. Which thread computes which block is left to chance. A loop
 /// inside a body, or beside one of another thread, runs on its calling thread alone. Bodies must not throw.
+/// In a measurement of memory (tensor/measure.h) loops are skipped.
 template <class Body>
 void parallel_blocks(int64_t count, int64_t block, const Body& body) {
   const auto call = [](const void* erased, int64_t begin, int64_t end) {

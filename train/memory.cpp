@@ -6,9 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "autograd/tape.h"
-#include "tensor/allocator.h"
-#include "tensor/cpu_info.h"
+#include "autograd/ops/softmax.h"
+#include "models/generate.h"
+#include "nn/optimizer.h"
+#include "tensor/measure.h"
 
 namespace mixgrad {
 
@@ -37,21 +38,6 @@ int64_t container_limit() {
   return unlimited;
 }
 
-/// Peak of one pass beyond what was in use, on `rows` sequences of `length` tokens.
-double measure_step(LanguageModel& model, int64_t rows, int64_t length) {
-  Allocator& allocator = Allocator::of(model.parameters()[0].variable->value().device());
-  const int64_t before = allocator.stats().live_bytes;
-  allocator.reset_peak();
-  Generator dropout(0, Stream::dropout);
-  const Tensor ids = Tensor::zeros({rows, length}, DType::int32);
-  backward({model.loss(ids, ids, &dropout)});
-  model.zero_grad();
-  const int64_t peak = allocator.stats().peak_bytes - before;
-  allocator.trim();
-  allocator.reset_peak();
-  return static_cast<double>(peak);
-}
-
 }  // namespace
 
 int64_t available_memory_bytes() {
@@ -62,20 +48,41 @@ int64_t available_memory_bytes() {
   return std::min(*available + swap, std::max<int64_t>(0, container_limit() - held));
 }
 
-double least_parameter_bytes(const ModelConfig& config) {
+double least_training_bytes(const ModelConfig& config, int64_t B) {
   const auto width = static_cast<double>(config.width);
+  const auto layers = static_cast<double>(config.layers);
   const auto tables =
       static_cast<double>(config.vocabulary + (config.positions == "learned" ? config.context : 0));
-  const double mlps = 2.0 * static_cast<double>(config.layers) * static_cast<double>(config.mlp_hidden);
-  return 4 * sizeof(float) * width * (tables + mlps);
+  const double matrices = width * (tables + 2 * layers * static_cast<double>(config.mlp_hidden));
+  const double activations = static_cast<double>(B) * static_cast<double>(config.context) * width * layers;
+  return sizeof(float) * (4 * matrices + activations);
 }
 
-double estimate_step_bytes(LanguageModel& model, int64_t B, int64_t T) {
-  const int64_t length = std::min<int64_t>(T, 256);
-  const double one = measure_step(model, 1, length);
-  const double two = measure_step(model, 2, length);
-  const double rows = static_cast<double>(B) * static_cast<double>(T) / static_cast<double>(length);
-  return one + (two - one) * (rows - 1);
+int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes) {
+  batches.accumulate =
+      std::min<int64_t>(batches.accumulate, 2);  // the second meets the gradients of the first
+  return measure_peak_bytes([&] {
+    Generator generator(0);
+    Initialiser initialiser(DType::float32, Device{}, generator);
+    LanguageModel model(config, initialiser);
+    const std::vector<Parameter> parameters = model.parameters();
+    AdamW optimizer(parameters, {});
+    if (resumes) {
+      Tensors checkpoint;  // what is read before it is copied: weights and two moments
+      for (const Parameter& parameter : parameters) {
+        for (int copy = 0; copy < 3; ++copy) checkpoint.push_back(empty_like(parameter.variable->value()));
+      }
+    }
+
+    compute_gradients(model, batches, 0, &generator);
+    gradient_norm(parameters);
+    optimizer.step(0, 1);
+
+    const NoGrad no_grad;
+    const Tensor ids = Tensor::zeros({batches.B, batches.T}, DType::int32);
+    cross_entropy_sum(model.logits(ids).value(), ids, ignored_target);
+    generate(model, {0}, {.tokens = 2}, generator, [](int32_t) {});  // the state has room for more at once
+  });
 }
 
 }  // namespace mixgrad

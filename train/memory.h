@@ -1,9 +1,10 @@
-// Whether a run fits into memory: what this machine has left, and what a training step needs.
+// Whether a run fits into memory: what this machine has left, and what training needs.
 #pragma once
 
 #include <cstdint>
 
 #include "models/language_model.h"
+#include "train/training_step.h"
 
 namespace mixgrad {
 
@@ -11,13 +12,13 @@ namespace mixgrad {
 /// container's limit leaves where that is less. Without these figures (not Linux), no limit.
 int64_t available_memory_bytes();
 
-/// Bytes that a model's training holds whatever its batch: weights, gradients and two moments, counted from
-/// the large matrices alone, so at least so many. Allocates nothing.
-double least_parameter_bytes(const ModelConfig& config);
+/// Bytes that training holds at the very least: weights, gradients and two moments of the large matrices, and
+/// one [B, T, D] of each layer. Allocates nothing.
+double least_training_bytes(const ModelConfig& config, int64_t B);
 
-/// Bytes that the forward and backward pass on [B, T] tokens needs at its peak beyond what is in use before.
-/// Measured on two small passes, whose dropout draws from a generator of their own: every mixer's memory
-/// grows in proportion to the tokens. Leaves no gradients behind.
-double estimate_step_bytes(LanguageModel& model, int64_t B, int64_t T);
+/// The most bytes that tensors and kernels will have in use at once while a run trains, evaluates and
+/// samples, whether it starts anew or resumes. Measured on a step without computing it (tensor/measure.h), so
+/// exact but for pictures and for caches that grow while a sample is drawn.
+int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes);
 
 }  // namespace mixgrad

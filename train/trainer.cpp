@@ -19,7 +19,6 @@
 #include "train/saved_model.h"
 #include "train/signals.h"
 #include "train/text.h"
-#include "train/training_step.h"
 
 namespace mixgrad {
 
@@ -57,9 +56,9 @@ ModelConfig model_config(const TrainOptions& options, const Tokenizer& tokenizer
   return config.resolved();
 }
 
-void check_memory(const char* what, double needed_bytes) {
+void check_memory(const char* how_surely, double needed_bytes) {
   const int64_t available = available_memory_bytes();
-  check(needed_bytes <= static_cast<double>(available), "[memory] ", what, " about ",
+  check(needed_bytes <= static_cast<double>(available), "[memory] training needs ", how_surely, " ",
         bytes_text(needed_bytes), ", ", bytes_text(available),
         " are available; reduce --batch (--accumulate makes up for it), --context, --width or --layers");
 }
@@ -107,14 +106,14 @@ Trainer::Trainer(const TrainOptions& options)
       planned_(options.minutes == 0),
       progress_(options.log_every) {
   if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
-  check_memory("the model's parameters need at least", least_parameter_bytes(config_));
+  check_memory("at least", least_training_bytes(config_, options_.batch));
+  memory_bytes_ = measure_training_bytes(config_, batches(), options_.resume);
+  check_memory("about", static_cast<double>(memory_bytes_));
   Generator generator(options_.seed, Stream::parameters);
   Initialiser initialiser(DType::float32, device_, generator);
   model_ = std::make_unique<LanguageModel>(config_, initialiser);
   parameters_ = model_->parameters();
   optimizer_ = std::make_unique<AdamW>(parameters_, options_.adamw);
-  step_bytes_ = estimate_step_bytes(*model_, options_.batch, config_.context);
-  check_memory("a training step needs", step_bytes_);
   if (options_.resume) load_newest_checkpoint();
 }
 
@@ -182,7 +181,7 @@ nlohmann::ordered_json Trainer::derived_numbers() const {
           {"validation_tokens", corpus_.parts.validation.size()},
           {"tokens_per_step", options_.tokens_per_step()},
           {"flops_per_step", flops * static_cast<double>(options_.tokens_per_step())},
-          {"step_memory_bytes", static_cast<int64_t>(step_bytes_)},
+          {"memory_bytes", memory_bytes_},
           {"total_steps", planned_ ? nlohmann::ordered_json(total_steps_) : nullptr},
           {"threads", thread_count()}};
 }
@@ -207,23 +206,25 @@ void Trainer::announce() {
   line("model", model_->parameter_count(), " parameters: ", config_.pattern, ", positions ",
        config_.positions);
   line("step", options_.tokens_per_step(), " tokens, ", derived["flops_per_step"].get<double>() / 1e9,
-       " GFLOP, about ", bytes_text(step_bytes_), " of memory (", bytes_text(available_memory_bytes()),
-       " available)");
+       " GFLOP");
+  line("memory", "about ", bytes_text(static_cast<double>(memory_bytes_)), " in tensors at the peak");
   for (const std::string& words : command_lines(options_)) line("options", words);
   line("run", planned_ ? str(total_steps_, " steps") : str("about ", options_.minutes, " minutes"), " on ",
        device_, ", ", thread_count(), " threads, into ", options_.out.string());
   if (step_ > 0) line("resumed", "after step ", step_);
 }
 
+StepBatches Trainer::batches() const {
+  return {.tokens = corpus_.parts.train,
+          .B = options_.batch,
+          .T = config_.context,
+          .accumulate = options_.accumulate,
+          .seed = options_.seed};
+}
+
 MetricsRow Trainer::train_step() {
   const Clock::time_point start = Clock::now();
-  const double loss = compute_gradients(*model_,
-                                        {.tokens = corpus_.parts.train,
-                                         .B = options_.batch,
-                                         .T = config_.context,
-                                         .accumulate = options_.accumulate,
-                                         .seed = options_.seed},
-                                        step_, &dropout_);
+  const double loss = compute_gradients(*model_, batches(), step_, &dropout_);
   const double norm = gradient_norm(parameters_);
   const double rate = options_.schedule(total_steps_).rate(step_);
   check(std::isfinite(loss) && std::isfinite(norm), "[train] step ", step_ + 1, ": loss ", loss,

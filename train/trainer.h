@@ -13,6 +13,7 @@
 #include "train/options.h"
 #include "train/progress.h"
 #include "train/tokenizer.h"
+#include "train/training_step.h"
 
 namespace mixgrad {
 
@@ -47,6 +48,7 @@ class Trainer {
   void write_run_file() const;
   void announce();
 
+  StepBatches batches() const;
   MetricsRow train_step();
   void plan_steps(double step_seconds);
   double evaluation_seconds();
@@ -70,8 +72,8 @@ class Trainer {
   std::unique_ptr<LanguageModel> model_;
   std::vector<Parameter> parameters_;
   std::unique_ptr<AdamW> optimizer_;
-  double step_bytes_ = 0;  // what a step needs beyond weights and moments, estimated
-  int64_t step_ = 0;       // whole steps done
+  int64_t memory_bytes_ = 0;  // of tensors and kernels at their peak, measured beforehand
+  int64_t step_ = 0;          // whole steps done
   int64_t total_steps_;
   bool planned_;             // total_steps_ is final: --minutes has been turned into steps
   int64_t timed_steps_ = 0;  // what that is based on

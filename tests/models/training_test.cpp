@@ -1,8 +1,10 @@
-// A training step of a whole model: the same numbers with any number of threads.
+// Training steps of a whole model: the same numbers with any number of threads; no memory asked for twice.
 #include <doctest/doctest.h>
 
 #include "autograd/tape.h"
 #include "models/language_model.h"
+#include "nn/optimizer.h"
+#include "tensor/allocator.h"
 #include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
@@ -50,6 +52,28 @@ TEST_CASE("models/training: loss and all gradients have the same bits with any n
       }
       return numbers;
     });
+  }
+}
+
+TEST_CASE("models/training: after the first step the system is asked for no more memory") {
+  Allocator& memory = Allocator::of(Device{});
+  if (memory.debug()) return;  // nothing is kept for reuse
+  for (const MixerKind& kind : mixer_kinds()) {
+    CAPTURE(kind.name);
+    memory.trim();
+    Generator generator(8);
+    Initialiser initialiser(DType::float32, Device{}, generator);
+    LanguageModel model(config_of(kind), initialiser);
+    AdamW optimizer(model.parameters(), {});
+    const auto allocations_of_step = [&] {
+      const int64_t before = memory.stats().system_allocations;
+      model.zero_grad();
+      backward(model.loss(ids_of({5, 97}, 3), ids_of({5, 97}, 5), &generator));
+      optimizer.step(0.001, clip_scale(gradient_norm(model.parameters()), 1));
+      return memory.stats().system_allocations - before;
+    };
+    CHECK(allocations_of_step() > 50);
+    for (int step = 0; step < 3; ++step) CHECK(allocations_of_step() == 0);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "nn/mixer.h"
+#include "tensor/allocator.h"
 #include "tensor/parallel.h"
 #include "tests/train/programs.h"
 #include "train/checkpoint.h"
@@ -339,35 +341,55 @@ TEST_CASE("train/trainer: what can't fit into memory is refused before it is tri
   options.model.context = 4096;
   const std::string step = error_of([&] { Trainer trainer(options); });
   CAPTURE(step);
-  CHECK(contains(step, "[memory] a training step needs about "));
+  CHECK(contains(step, "[memory] training needs at least "));
   CHECK(contains(step, "iB are available; reduce --batch"));
   options = work.options("run");
   options.model.width = 1 << 24;
   const std::string parameters = error_of([&] { Trainer trainer(options); });
   CAPTURE(parameters);
-  CHECK(contains(parameters, "[memory] the model's parameters need at least about 32768.1 TiB"));
+  CHECK(contains(parameters, "[memory] training needs at least 32768.1 TiB"));
   CHECK_FALSE(std::filesystem::exists(options.out));
 }
 
-TEST_CASE("train/trainer: the memory of a step is foreseen within a fifth") {
+TEST_CASE("train/trainer: the memory of a run is foreseen") {
+  // Foreseen over measured. Right: 1.000; without the scratch memory of kernels, or the dropout masks: 0.9
+  // and less.
+  if (Allocator::of(Device{}).debug()) return;  // which rounds otherwise
   const Workplace work;
   write_bytes(work.text, words_text(1000));
-  for (const char* mixer : {"gma", "sdpa"}) {
-    for (const int64_t context : {32, 600}) {
-      CAPTURE(mixer);
-      CAPTURE(context);
-      TrainOptions options = work.options(str(mixer, context));
-      options.model.pattern = mixer;
-      options.model.context = context;
-      options.batch = 7;
-      options.steps = 2;
-      options.eval_batches = 1;
-      train_quietly(options);
-      const auto derived = nlohmann::json::parse(file_bytes(options.out / "run.json"))["derived"];
-      const double held = 3 * sizeof(float) * derived["parameters"].get<double>();  // and two moments
-      const double measured = static_cast<double>(rows_of(options)[0].peak_memory_bytes.value());
-      CHECK(held + derived["step_memory_bytes"].get<double>() == doctest::Approx(measured).epsilon(0.2));
-    }
+  const auto check_foreseen = [&](TrainOptions options) {
+    CAPTURE(options.model.pattern);
+    CAPTURE(options.model.context);
+    CAPTURE(options.resume);
+    const int64_t held = Allocator::of(Device{}).stats().live_bytes;
+    Allocator::of(Device{}).reset_peak();
+    train_quietly(options);
+    const auto measured = static_cast<double>(Allocator::of(Device{}).stats().peak_bytes - held);
+    const auto derived = nlohmann::json::parse(file_bytes(options.out / "run.json"))["derived"];
+    const double foreseen = derived["memory_bytes"].get<double>();
+    CHECK(foreseen == doctest::Approx(measured).epsilon(0.01));
+  };
+  for (const MixerKind& kind : mixer_kinds()) {
+    TrainOptions options = work.options(kind.name + "-short");
+    options.model.pattern = kind.name;
+    options.model.context = 8;
+    options.model.positions = "none";
+    options.steps = 2;
+    options.batch = 2;
+    options.eval_batches = 1;
+    check_foreseen(options);  // the sample, or a resumed run's checkpoint, can be the largest
+
+    options.resume = true;
+    options.steps = 3;
+    check_foreseen(options);
+
+    options.resume = false;
+    options.out = work.folder / (kind.name + "-long");
+    options.model.context = 300;
+    options.model.dropout = 0.1;
+    options.batch = 7;
+    options.accumulate = 3;
+    check_foreseen(options);
   }
 }
 
