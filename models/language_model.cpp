@@ -5,7 +5,6 @@
 
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/linear.h"
-#include "autograd/ops/softmax.h"
 
 namespace mixgrad {
 
@@ -101,19 +100,27 @@ Variable LanguageModel::embed(const Tensor& ids, int64_t first_position, Generat
   return maybe_dropout(x, config_.dropout, dropout);
 }
 
-Variable LanguageModel::logits(const Tensor& ids, LanguageModelState* state, Generator* dropout) {
+Variable LanguageModel::features(const Tensor& ids, LanguageModelState* state, Generator* dropout) {
   check(ids.shape().rank() == 2, "[model] ids ", ids.shape(), "; allowed: [B, T]");
   Variable x = embed(ids, state != nullptr ? state->position : 0, dropout);
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     x = blocks_[layer]->forward(x, state != nullptr ? &state->layers[layer] : nullptr, dropout);
   }
   if (state != nullptr) state->position += ids.shape()[1];
-  x = final_norm_->forward(x);
-  return head_ != nullptr ? head_->forward(x) : linear(x, tokens_.weight());
+  return final_norm_->forward(x);
+}
+
+Variable LanguageModel::logits(const Tensor& ids, LanguageModelState* state, Generator* dropout) {
+  return linear(features(ids, state, dropout), head_weight());
 }
 
 Variable LanguageModel::loss(const Tensor& ids, const Tensor& targets, Generator* dropout) {
-  return cross_entropy(logits(ids, nullptr, dropout), targets);
+  return linear_cross_entropy(features(ids, nullptr, dropout), head_weight(), targets);
+}
+
+NatsOfTargets LanguageModel::nats(const Tensor& ids, const Tensor& targets) {
+  const NoGrad no_grad;
+  return linear_cross_entropy_sum(features(ids, nullptr, nullptr), head_weight(), targets);
 }
 
 LanguageModelState LanguageModel::initial_state(int64_t batch, int64_t capacity) const {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "autograd/ops/softmax.h"
 #include "models/config.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
@@ -51,6 +52,8 @@ class LanguageModel : public Module {
   Variable logits(const Tensor& ids, LanguageModelState* state = nullptr, Generator* dropout = nullptr);
   /// Mean cross entropy in nats over the targets that are not -100. targets int32 [B, T].
   Variable loss(const Tensor& ids, const Tensor& targets, Generator* dropout = nullptr);
+  /// The same as a sum, without a history and without dropout.
+  NatsOfTargets nats(const Tensor& ids, const Tensor& targets);
 
   /// The state before the first token of `batch` texts of about `capacity` tokens.
   LanguageModelState initial_state(int64_t batch, int64_t capacity) const;
@@ -67,6 +70,10 @@ class LanguageModel : public Module {
 
  private:
   Variable embed(const Tensor& ids, int64_t first_position, Generator* dropout);
+  /// What the head sees [B, T, D]; parameters as those of logits.
+  Variable features(const Tensor& ids, LanguageModelState* state, Generator* dropout);
+  /// [V, D]
+  const Variable& head_weight() const { return head_ != nullptr ? head_->weight() : tokens_.weight(); }
 
   ModelConfig config_;
   Embedding tokens_;

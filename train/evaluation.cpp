@@ -3,7 +3,6 @@
 #include <limits>
 #include <numbers>
 
-#include "autograd/ops/softmax.h"
 #include "train/dataset.h"
 #include "train/signals.h"
 
@@ -11,7 +10,6 @@ namespace mixgrad {
 
 std::optional<Evaluation> evaluate(LanguageModel& model, const Tokenizer& tokenizer,
                                    std::span<const int32_t> part, int64_t batch, int64_t most_batches) {
-  const NoGrad no_grad;
   const EvaluationBatches batches(part, batch, model.config().context,
                                   most_batches > 0 ? most_batches : std::numeric_limits<int64_t>::max());
   double nats = 0;
@@ -20,10 +18,10 @@ std::optional<Evaluation> evaluate(LanguageModel& model, const Tokenizer& tokeni
     if (interrupt() != 0) return std::nullopt;
     const Batch window = batches[i];
     const Shape shape{window.rows, window.length};
-    const Variable logits = model.logits(Tensor::from(window.inputs, shape));
-    int64_t counted = 0;
-    nats += cross_entropy_sum(logits.value(), Tensor::from(window.targets, shape), ignored_target, &counted);
-    tokens += counted;
+    const NatsOfTargets sum =
+        model.nats(Tensor::from(window.inputs, shape), Tensor::from(window.targets, shape));
+    nats += sum.nats;
+    tokens += sum.counted;
   }
   const auto bytes = static_cast<double>(tokenizer.byte_length(batches.targets()));
   return Evaluation{nats / static_cast<double>(tokens), nats / std::numbers::ln2 / bytes, tokens};

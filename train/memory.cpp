@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "autograd/ops/softmax.h"
 #include "models/generate.h"
 #include "nn/optimizer.h"
 #include "tensor/measure.h"
@@ -78,9 +77,8 @@ int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, b
     gradient_norm(parameters);
     optimizer.step(0, 1);
 
-    const NoGrad no_grad;
     const Tensor ids = Tensor::zeros({batches.B, batches.T}, DType::int32);
-    cross_entropy_sum(model.logits(ids).value(), ids, ignored_target);
+    model.nats(ids, ids);
     generate(model, {0}, {.tokens = 2}, generator, [](int32_t) {});  // the state has room for more at once
   });
 }

@@ -25,10 +25,23 @@ inline constexpr int32_t ignored_target = -100;
 /// outside [0, V), and when no target counts.
 Variable cross_entropy(const Variable& logits, const Tensor& targets, int32_t ignore_index = ignored_target);
 
+/// cross_entropy(linear(x, weight), targets, ignore_index) without the logits, which for a large vocabulary
+/// are a model's largest tensor: a block of rows, up to 64 MiB, exists at a time. x [..., D], weight [V, D],
+/// targets int32 [...]. Saved for backward: the gradients, as large as x and weight, which forward computes
+/// on the way. Throws as cross_entropy does. An ignored row of x must be finite: it is multiplied by 0.
+Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& targets,
+                              int32_t ignore_index = ignored_target);
+
+/// A sum of losses, and the number of targets that it is over.
+struct NatsOfTargets {
+  double nats = 0;
+  int64_t counted = 0;
+};
+
 /// The same as a sum instead of a mean, added up in double and not differentiable: for evaluation over many
-/// batches. *counted, unless null, becomes the number of targets that count, which may be 0 here.
-double cross_entropy_sum(const Tensor& logits, const Tensor& targets, int32_t ignore_index = ignored_target,
-                         int64_t* counted = nullptr);
+/// batches. No target needs to count.
+NatsOfTargets linear_cross_entropy_sum(const Variable& x, const Variable& weight, const Tensor& targets,
+                                       int32_t ignore_index = ignored_target);
 
 std::vector<GradCase> softmax_cases(CaseInputs& inputs);
 

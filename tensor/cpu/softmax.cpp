@@ -45,6 +45,12 @@ RowSum<T> sum_of_row(int64_t columns, const T* x) {
   return {maximum, row_sum<T>(columns, [=](int64_t j) { return vector_exp(below(x[j], maximum)); })};
 }
 
+/// y = exp(below(x, maximum)), and their sum; y may be x.
+template <class T>
+RowSum<T> exp_of_row(int64_t columns, const T* x, T maximum, T* y) {
+  return {maximum, row_sum<T>(columns, [=](int64_t j) { return y[j] = vector_exp(below(x[j], maximum)); })};
+}
+
 /// y = factor exp(below(x, maximum))
 template <class T>
 void scaled_exp(int64_t columns, const T* x, T maximum, T factor, T* y) {
@@ -58,10 +64,7 @@ void softmax_forward(Cpu, int64_t rows, int64_t columns, const T* x, T* y) {
   for_each_row(rows, columns, [=](int64_t row) {
     const T* in = x + row * columns;
     T* out = y + row * columns;
-    const T maximum = row_maximum(columns, in);
-    scaled_exp(columns, in, maximum, T(1), out);
-    const RowSum<T> total{maximum, row_sum<T>(columns, [=](int64_t j) { return out[j]; })};
-    const T factor = total.inverse();
+    const T factor = exp_of_row(columns, in, row_maximum(columns, in), out).inverse();
     for (int64_t j = 0; j < columns; ++j) out[j] *= factor;
   });
 }
@@ -170,6 +173,27 @@ void cross_entropy_backward(Cpu, CrossEntropyShape shape, int64_t counted, const
   });
 }
 
+template <class T>
+void cross_entropy_in_place(Cpu, CrossEntropyShape shape, T factor, const int32_t* targets, T* logits,
+                            double* nats) {
+  for_each_row(shape.rows, shape.vocabulary, [=](int64_t row) {
+    T* x = logits + row * shape.vocabulary;
+    const int32_t target = targets[row];
+    if (target == shape.ignore_index) {
+      nats[row] = 0;
+      std::fill_n(x, shape.vocabulary, T(0));
+      return;
+    }
+    const T maximum = row_maximum(shape.vocabulary, x);
+    const T target_logit = below(x[target], maximum);
+    const RowSum<T> total = exp_of_row(shape.vocabulary, x, maximum, x);
+    nats[row] = total.log() - target_logit;
+    const T scale = factor * total.inverse();
+    for (int64_t j = 0; j < shape.vocabulary; ++j) x[j] *= scale;
+    x[target] -= factor;
+  });
+}
+
 #define INSTANTIATE(T)                                                                                       \
   template void softmax_forward<T>(Cpu, int64_t, int64_t, const T*, T*);                                     \
   template void softmax_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, T*);                          \
@@ -179,7 +203,8 @@ void cross_entropy_backward(Cpu, CrossEntropyShape shape, int64_t counted, const
   template void logsumexp_backward<T>(Cpu, int64_t, int64_t, const T*, const T*, const T*, const T*, T*);    \
   template void cross_entropy_forward<T>(Cpu, CrossEntropyShape, const T*, const int32_t*, T*, T*, double*); \
   template void cross_entropy_backward<T>(Cpu, CrossEntropyShape, int64_t, const T*, const int32_t*,         \
-                                          const T*, const T*, const T*, T*);
+                                          const T*, const T*, const T*, T*);                                 \
+  template void cross_entropy_in_place<T>(Cpu, CrossEntropyShape, T, const int32_t*, T*, double*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

@@ -60,4 +60,10 @@ void cross_entropy_backward(Cpu, CrossEntropyShape shape, int64_t counted, const
                             const int32_t* targets, const T* maximum, const T* sum, const T* dloss,
                             T* dlogits);
 
+/// Both at once, for logits that nobody needs afterwards: nats[row] = log sum exp(logits) - logits[target],
+/// and logits = factor (softmax(logits) - onehot(target)); both 0 in ignored rows.
+template <class T>
+void cross_entropy_in_place(Cpu, CrossEntropyShape shape, T factor, const int32_t* targets, T* logits,
+                            double* nats);
+
 }  // namespace mixgrad

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/linear.h"
+#include "tensor/allocator.h"
 #include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
@@ -109,14 +111,99 @@ TEST_CASE("tensor/softmax: cross entropy neither counts nor looks at ignored row
     backward(loss);
     check_close(logits.grad().to_vector(), {0, 0, -0.375, 0.375, 0, 0, 0.25, -0.25}, 1e-7);
 
-    int64_t counted = 0;
-    const double sum = cross_entropy_sum(logits.value(), targets, -1, &counted);
-    CHECK(counted == 2);
-    CHECK(sum == doctest::Approx(std::log(8.0)));
-    CHECK(cross_entropy_sum(logits.value(), targets_of({-1, -1, -1, -1}, device).reshape({2, 2}), -1,
-                            &counted) == 0);
-    CHECK(counted == 0);
+    const Variable identity = leaf({1, 0, 0, 1}, {2, 2}, device, dtype);
+    const NatsOfTargets sum = linear_cross_entropy_sum(logits, identity, targets, -1);
+    CHECK(sum.counted == 2);
+    CHECK(sum.nats == doctest::Approx(std::log(8.0)));
+    const Tensor none = targets_of({-1, -1, -1, -1}, device).reshape({2, 2});
+    const NatsOfTargets nothing = linear_cross_entropy_sum(logits, identity, none, -1);
+    CHECK(nothing.counted == 0);
+    CHECK(nothing.nats == 0);
   });
+}
+
+namespace {
+
+/// A head for a vocabulary so large that the logits of its rows come in four blocks in double, and in two in
+/// float.
+struct LargeHead {
+  static constexpr int64_t rows = 700, width = 5, vocabulary = 50021;
+  Variable x, weight;
+  Tensor targets;
+
+  LargeHead(Device device, DType dtype) {
+    Generator generator(8);
+    x = Variable(normal({rows, width}, 1, generator, dtype, device), true);
+    weight = Variable(normal({vocabulary, width}, 1, generator, dtype, device), true);
+    std::vector<int32_t> ids(rows);
+    for (int64_t i = 0; i < rows; ++i)
+      ids[i] = i % 7 == 3 ? ignored_target : static_cast<int32_t>(i * 7919 % vocabulary);
+    targets = targets_of(ids, device);
+  }
+  /// The loss and its gradients, where the loss counts threefold.
+  Values loss_and_gradients(const Variable& loss) {
+    backward({loss}, {Tensor::full({}, 3, loss.dtype(), loss.value().device())});
+    Values all = {loss.value().item()};
+    for (Variable* leaf : {&x, &weight}) {
+      for (const double value : leaf->grad().to_vector()) all.push_back(value);
+      leaf->zero_grad();
+    }
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tensor/softmax: a head with its cross entropy is a linear layer and a cross entropy") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    LargeHead head(device, dtype);
+    const Values fused = head.loss_and_gradients(linear_cross_entropy(head.x, head.weight, head.targets));
+    const Values composed = head.loss_and_gradients(cross_entropy(linear(head.x, head.weight), head.targets));
+    // 2e-15 and 2e-6; a block of rows left out of the weight's gradient 1e-2.
+    check_close(fused, composed, dtype == DType::float64 ? 1e-13 : 2e-5);
+    const NatsOfTargets sum = linear_cross_entropy_sum(head.x, head.weight, head.targets);
+    CHECK(sum.nats / static_cast<double>(sum.counted) == doctest::Approx(composed[0]));
+  });
+}
+
+TEST_CASE("tensor/softmax: a head with its cross entropy never holds all logits") {
+  const LargeHead head(Device{}, DType::float32);
+  const Allocator& allocator = Allocator::of(Device{});
+  const auto peak_of = [&](const auto& loss) {
+    const int64_t before = allocator.stats().live_bytes;
+    Allocator::of(Device{}).reset_peak();
+    loss();
+    return allocator.stats().peak_bytes - before;
+  };
+  const NoGrad no_grad;
+  const int64_t logits_bytes = LargeHead::rows * LargeHead::vocabulary * int64_t{sizeof(float)};  // 140 MB
+  CHECK(peak_of([&] { cross_entropy(linear(head.x, head.weight), head.targets); }) >= logits_bytes);
+  CHECK(peak_of([&] { linear_cross_entropy(head.x, head.weight, head.targets); }) <= 66 << 20);
+}
+
+TEST_CASE("tensor/softmax: a head with its cross entropy is the same with any number of threads") {
+  check_same_with_any_threads([] {
+    LargeHead head(Device{}, DType::float32);
+    return head.loss_and_gradients(linear_cross_entropy(head.x, head.weight, head.targets));
+  });
+}
+
+TEST_CASE("tensor/softmax: a head with its cross entropy names what it can not compute") {
+  const Variable x(Tensor::zeros({2, 3}, DType::float32)), weight(Tensor::zeros({5, 3}, DType::float32));
+  const auto error = [&](const Variable& head, const std::vector<int32_t>& targets) {
+    return error_of([&] { linear_cross_entropy(x, head, targets_of(targets, Device{})); });
+  };
+  CHECK(error(weight, {0, 1}).empty());
+  CHECK(error(weight, {0, 5}) ==
+        "[linear_cross_entropy] target 5 in row 1; allowed: 0 to 4 (V = 5), or -100 to ignore the row");
+  CHECK(error(weight, {-100, -100}) ==
+        "[linear_cross_entropy] no target counts: 2 rows, all of them ignored (-100); the mean needs at "
+        "least 1");
+  const std::string shapes =
+      "[linear_cross_entropy] x (2, 3), weight (5, 4) and targets (2): they must be [..., D], [V, D] and "
+      "[...]";
+  CHECK(error(Variable(Tensor::zeros({5, 4}, DType::float32)), {0, 1}) == shapes);
+  CHECK(error(weight, {0, 1, 2}).find("targets (3)") != std::string::npos);
 }
 
 TEST_CASE("tensor/softmax: cross entropy names what it can not compute") {
