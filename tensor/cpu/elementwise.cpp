@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tensor/cpu/reduce.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {
@@ -153,9 +154,7 @@ template <class T>
 void sum_all(Cpu, int64_t n, const T* x, T* y) {
   std::vector<T> partial((n + block_elements - 1) / block_elements);
   parallel_blocks(n, block_elements, [&](int64_t begin, int64_t end) {
-    T sum = 0;
-    for (int64_t i = begin; i < end; ++i) sum += x[i];
-    partial[begin / block_elements] = sum;
+    partial[begin / block_elements] = row_sum<T>(end - begin, [=](int64_t i) { return x[begin + i]; });
   });
   *y = 0;
   for (const T sum : partial) *y += sum;

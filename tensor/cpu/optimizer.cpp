@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tensor/cpu/reduce.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {
@@ -35,9 +36,10 @@ template <class T>
 double sum_of_squares(Cpu, int64_t n, const T* x) {
   std::vector<double> partial((n + block_elements - 1) / block_elements);
   parallel_blocks(n, block_elements, [&](int64_t begin, int64_t end) {
-    double sum = 0;
-    for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(x[i]) * x[i];
-    partial[begin / block_elements] = sum;
+    partial[begin / block_elements] = row_sum<double>(end - begin, [=](int64_t i) {
+      const double value = x[begin + i];
+      return value * value;
+    });
   });
   double total = 0;
   for (const double sum : partial) total += sum;
