@@ -21,7 +21,7 @@ struct MemoryStats {
 };
 
 /// Keeps freed blocks by size, so that a training loop asks the operating system for memory in its first step
-/// only. Blocks are aligned to 64 bytes. Thread-safe.
+/// only. Blocks are aligned to 64 bytes, those of 4 MiB and more to huge pages. Thread-safe.
 ///
 /// In debug mode (environment variable MIXGRAD_DEBUG_MEMORY=1, or set_debug) nothing is cached, fresh memory
 /// is filled with 0xFF bytes (NaN in every floating type, -1 in every integer) so that a value that no kernel

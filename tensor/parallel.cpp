@@ -4,8 +4,9 @@
 // whichever workers come: so a thread that another program has pushed aside holds up no more than the block
 // that it is at, and one that wakes too late finds nothing left and harms nobody.
 //
-// Workers are not pinned to cores. On an idle machine pinning gained nothing (steps of 50 ms either way); two
-// runs at once, whose workers then share a core while another is free, took 17 % longer.
+// Workers are not pinned to cores. That gained nothing on an idle machine (steps of 34 ms either way) nor
+// beside a busy program (60 ms), and two runs at once, whose workers then share a core while another is free,
+// took 15 % longer.
 #include "tensor/parallel.h"
 
 #include <atomic>

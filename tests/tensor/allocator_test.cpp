@@ -169,4 +169,11 @@ TEST_CASE("tensor/allocator: threads share it") {
 }
 
 }  // namespace
+TEST_CASE("tensor/allocator: a large block starts where a huge page can") {
+  if (Allocator::of(Device{}).debug()) return;  // a guard stands there
+  Allocator::of(Device{}).trim();
+  Scratch<char> large(5 << 20);
+  CHECK(reinterpret_cast<uintptr_t>(large.data()) % (2 << 20) == 0);
+}
+
 }  // namespace mixgrad
