@@ -16,16 +16,30 @@
 
 namespace mixgrad {
 
+inline constexpr int philox_rounds = 10;
+
+/// One round of Philox on a counter.
+MIXGRAD_HOST_DEVICE inline void philox_round(std::array<uint32_t, 2> key, uint32_t& c0, uint32_t& c1,
+                                             uint32_t& c2, uint32_t& c3) {
+  const uint64_t product0 = uint64_t{0xD2511F53} * c0;
+  const uint64_t product1 = uint64_t{0xCD9E8D57} * c2;
+  c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ key[0];
+  c1 = static_cast<uint32_t>(product1);
+  c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ key[1];
+  c3 = static_cast<uint32_t>(product0);
+}
+
+/// The key of the round after.
+MIXGRAD_HOST_DEVICE inline std::array<uint32_t, 2> next_philox_key(std::array<uint32_t, 2> key) {
+  return {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+}
+
 /// Ten rounds of Philox on one counter: four random words.
 MIXGRAD_HOST_DEVICE inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
                                                               std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
+  for (int round = 0; round < philox_rounds; ++round) {
+    philox_round(key, counter[0], counter[1], counter[2], counter[3]);
+    key = next_philox_key(key);
   }
   return counter;
 }
@@ -47,10 +61,16 @@ class Generator {
 
   /// The four words of block `index`; drawing nothing.
   MIXGRAD_HOST_DEVICE std::array<uint32_t, 4> block(uint64_t index) const {
+    return philox4x32(counter(index), key());
+  }
+  /// What the words of block `index` are made of.
+  MIXGRAD_HOST_DEVICE std::array<uint32_t, 4> counter(uint64_t index) const {
     const auto stream = static_cast<uint64_t>(stream_);
-    return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
-                       static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
-                      {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(stream),
+            static_cast<uint32_t>(stream >> 32)};
+  }
+  MIXGRAD_HOST_DEVICE std::array<uint32_t, 2> key() const {
+    return {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)};
   }
 
   /// Draws the next block.

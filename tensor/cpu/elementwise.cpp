@@ -160,14 +160,49 @@ void sum_all(Cpu, int64_t n, const T* x, T* y) {
   for (const T sum : partial) *y += sum;
 }
 
+namespace {
+
+/// Blocks whose random words are drawn side by side.
+constexpr int lanes = 64;
+
+/// The words of `lanes` blocks from `first` on, in their order: Generator::block of each, with the loop over
+/// the blocks innermost, so that it becomes vector instructions.
+void draw_words(const Generator& generator, uint64_t first, uint32_t* words) {
+  uint32_t c0[lanes], c1[lanes], c2[lanes], c3[lanes];
+  for (int lane = 0; lane < lanes; ++lane) {
+    const auto counter = generator.counter(first + lane);
+    c0[lane] = counter[0];
+    c1[lane] = counter[1];
+    c2[lane] = counter[2];
+    c3[lane] = counter[3];
+  }
+  auto key = generator.key();
+  for (int round = 0; round < philox_rounds; ++round) {
+#pragma omp simd
+    for (int lane = 0; lane < lanes; ++lane) philox_round(key, c0[lane], c1[lane], c2[lane], c3[lane]);
+    key = next_philox_key(key);
+  }
+  for (int lane = 0; lane < lanes; ++lane) {
+    words[4 * lane] = c0[lane];
+    words[4 * lane + 1] = c1[lane];
+    words[4 * lane + 2] = c2[lane];
+    words[4 * lane + 3] = c3[lane];
+  }
+}
+
+}  // namespace
+
 template <class T>
 void dropout(Cpu, int64_t n, float rate, Generator generator, uint64_t first_block, const T* x, T* y) {
   const T kept = T(1) / (T(1) - T(rate));
-  parallel_blocks((n + 3) / 4, block_elements / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t quad = begin; quad < end; ++quad) {
-      const auto words = generator.block(first_block + quad);
-      for (int64_t i = 4 * quad; i < std::min(n, 4 * quad + 4); ++i) {
-        y[i] = uniform_from_word(words[i % 4]) > rate ? kept * x[i] : T(0);
+  parallel_blocks(n, block_elements, [=](int64_t begin, int64_t end) {
+    uint32_t words[4 * lanes];
+    for (int64_t first = begin; first < end; first += 4 * lanes) {
+      draw_words(generator, first_block + first / 4, words);
+      const int64_t last = std::min<int64_t>(first + 4 * lanes, end);
+      for (int64_t i = first; i < last; ++i) {
+        const T scaled = kept * x[i];
+        y[i] = uniform_from_word(words[i - first]) > rate ? scaled : T(0);
       }
     }
   });

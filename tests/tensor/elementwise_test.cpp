@@ -44,4 +44,21 @@ TEST_CASE("tensor/elementwise: swiglu wants operands of one shape and takes none
   });
 }
 
+TEST_CASE("tensor/elementwise: dropout keeps what its generator's words say") {
+  for (const int64_t count : {1, 3, 255, 257, 33005}) {
+    CAPTURE(count);
+    Generator generator(5, Stream::dropout, 0xFFFFFFF0);  // the counter's lower half overflows on the way
+    const Generator before = generator;
+    const Variable x(Tensor::full({count}, 3, DType::float32));
+    const Values y = dropout(x, 0.25, generator).value().to_vector();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t word = before.block(before.position() + i / 4)[i % 4];
+      if (y[i] != (uniform_from_word(word) > 0.25f ? 4 : 0)) ++wrong;
+    }
+    CHECK(wrong == 0);
+    CHECK(generator.position() == before.position() + (count + 3) / 4);
+  }
+}
+
 }  // namespace mixgrad
