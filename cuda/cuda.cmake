@@ -37,17 +37,18 @@ if(cuda_kind STREQUAL ON)
               ${PROJECT_SOURCE_DIR}/cuda/runtime_nvidia.cpp)
   set_target_properties(mixgrad_cuda PROPERTIES CUDA_STANDARD 20)
   target_compile_options(mixgrad_cuda PRIVATE
-                         $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo>)
+                         $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo;-diag-suppress=554>)
   target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor CUDA::cudart_static CUDA::cublas)
   set(cuda_library mixgrad_cuda)
   set(cuda_summary "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(cuda_kind STREQUAL SIM)
   # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's.
-  set(simulated_kernel_options -fno-sanitize=address -fsanitize=thread -O2 -g1 -Wno-unknown-pragmas)
+  set(simulated_kernel_options -fno-sanitize=address -fsanitize=thread -Wno-unknown-pragmas
+                               "$<$<NOT:$<CONFIG:Debug>>:-O2;-g1>")
   file(GLOB simulator CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/simulator/*.cpp)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${simulated_kernel_options}")
   # It runs on stacks of its own, of which no sanitizer knows.
-  set_source_files_properties(${simulator} PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all;-O2;-g1")
+  set_source_files_properties(${simulator} PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all;-O2;-g")
   add_library(mixgrad_cuda STATIC EXCLUDE_FROM_ALL ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp ${simulator})
   target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor ${CMAKE_DL_LIBS})
   target_compile_definitions(mixgrad_cuda PUBLIC MIXGRAD_CUDA_SIMULATED)

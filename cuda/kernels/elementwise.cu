@@ -3,7 +3,7 @@
 //   kernel             a block owns                 a thread owns            bytes moved          FLOPs
 //   map                1024 consecutive elements    4 of them, 256 apart     each operand once    1 to 30 n
 //   dropout            1024 consecutive elements    4 neighbours             2 n sizeof(T)        some 30 n
-//   partial_sums       8192 consecutive elements    32 of them, 256 apart    n sizeof(T)          n
+//   sum_kernel         8192 consecutive elements    32 of them, 256 apart    n sizeof(T)          n
 //   reduce_repeated    256 sums                     one sum                  dy once              1 a term
 //
 // All are bound by memory. Neighbouring threads read neighbouring elements, and the four loads of a thread do
@@ -11,35 +11,9 @@
 #include "cuda/kernels/elementwise.h"
 
 #include "cuda/device_code.h"
-#include "cuda/kernels/block.cuh"
-#include "tensor/allocator.h"
+#include "cuda/kernels/map.cuh"
 
 namespace mixgrad {
-
-namespace {
-
-constexpr int block_threads = 256;
-constexpr int elements_per_thread = 4;
-constexpr int64_t block_elements = block_threads * elements_per_thread;
-
-/// Calls f(i) for each i < n.
-template <class F>
-__global__ void map_kernel(int64_t n, F f) {
-  const int64_t first = blockIdx.x * block_elements + threadIdx.x;
-#pragma unroll
-  for (int j = 0; j < elements_per_thread; ++j) {
-    const int64_t i = first + j * block_threads;
-    if (i < n) f(i);
-  }
-}
-
-template <class F>
-void map(const Cuda& device, int64_t n, const F& f) {
-  if (n == 0) return;
-  launch<map_kernel<F>>(device, {blocks_for(n, block_elements), block_threads}, n, f);
-}
-
-}  // namespace
 
 template <class T>
 void add(Cuda device, int64_t n, const T* a, const T* b, T* y) {
@@ -157,31 +131,14 @@ void broadcast_reduce(Cuda device, const BroadcastShape& shape, int64_t a_elemen
   for (int axis = 0; axis < shape.shape.rank(); ++axis) {
     (shape.a_strides[axis] == 0 ? summed : kept).push_back(shape.shape[axis], dy_strides[axis]);
   }
-  launch<reduce_repeated<T>>(device, {blocks_for(a_elements, block_threads), block_threads}, kept, summed,
-                             summed.elements(), a_elements, dy, da);
+  launch<reduce_repeated<T>>(device, {blocks_for(a_elements, 256), 256}, kept, summed, summed.elements(),
+                             a_elements, dy, da);
 }
-
-namespace {
-
-constexpr int64_t sum_elements = 8192;
-
-/// partial[block] = sum of the block's elements.
-template <class T>
-__global__ void partial_sums(int64_t n, int64_t elements, const T* x, T* partial) {
-  const int64_t first = blockIdx.x * elements;
-  const T sum = block_sum<T>(min(elements, n - first), [=](int64_t i) { return x[first + i]; });
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-}  // namespace
 
 template <class T>
 void sum_all(Cuda device, int64_t n, const T* x, T* y) {
-  const int64_t blocks = std::max<int64_t>(1, blocks_for(n, sum_elements));
-  Scratch<T> partial(blocks, cuda::allocator(device));
-  launch<partial_sums<T>>(device, {static_cast<unsigned>(blocks), block_threads}, n, sum_elements, x,
-                          partial.data());
-  launch<partial_sums<T>>(device, {1, block_threads}, blocks, blocks, partial.data(), y);
+  sum<T>(
+      device, n, [=] __device__(int64_t i) { return x[i]; }, y);
 }
 
 template <class T>

@@ -15,8 +15,7 @@
 #include <limits>
 
 #include "cuda/device_code.h"
-#include "cuda/kernels/block.cuh"
-#include "tensor/allocator.h"
+#include "cuda/kernels/rows.cuh"
 #include "tensor/kernels/vector_math.h"
 
 namespace mixgrad {
@@ -33,12 +32,6 @@ template <class F>
 void for_each_row(const Cuda& device, int64_t rows, int64_t columns, const F& f) {
   if (rows == 0) return;
   launch<row_kernel<F>>(device, {blocks_for(rows, 1), threads_for_row(columns)}, f);
-}
-
-/// Calls f(j) for the columns of this thread.
-template <class F>
-__device__ void for_my_columns(int64_t columns, const F& f) {
-  for (int64_t j = threadIdx.x; j < columns; j += blockDim.x) f(j);
 }
 
 /// x - maximum; 0 at the maximum, also where that is +inf.

@@ -137,6 +137,7 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   return mixgrad::simulator::atomic_add(address, value);
 }
 
+inline int __popc(unsigned bits) { return std::popcount(bits); }
 using std::max;
 using std::min;
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }

@@ -57,6 +57,11 @@ class Operands {
     return result(place(values), values.size());
   }
 
+  /// A result that the kernel returns.
+  void returned(double value) {
+    results_.push_back([value] { return std::vector<double>{value}; });
+  }
+
   /// What is in the results now, in the order in which they were made.
   std::vector<std::vector<double>> results() const {
     std::vector<std::vector<double>> all;

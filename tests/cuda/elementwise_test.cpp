@@ -93,7 +93,7 @@ TEST_CASE_TEMPLATE("cuda/elementwise: a sum over everything", T, float, double) 
       sum_all(device, n, operands.in(x), operands.template out<T>(1));
     });
   }
-  check_ran("partial_sums");
+  check_ran("sum_kernel");
   check_barriers();
 }
 
