@@ -50,10 +50,10 @@ ShortConv::ShortConv(int64_t channels, Initialiser& initialiser)
   declare("weight", weight_, Decay::no);
 }
 
-Variable ShortConv::forward(const Variable& x, Tensor* tail) const {
+Variable ShortConv::forward(const Variable& x, Tensor* tail, const Tensor& documents) const {
   const Variable before = tail != nullptr ? Variable(*tail) : Variable();
-  const Convolution conv =
-      causal_conv1d(x, weight_, {}, before, {.silu = true, .final_state = tail != nullptr});
+  const ConvOptions options{.silu = true, .final_state = tail != nullptr, .documents = documents};
+  const Convolution conv = causal_conv1d(x, weight_, {}, before, options);
   if (tail != nullptr) *tail = conv.state.value();
   return conv.output;
 }

@@ -58,8 +58,9 @@ class ShortConv : public Module {
   ShortConv(int64_t channels, Initialiser& initialiser);
 
   /// [B, T, channels] -> the same. A tail [B, taps - 1, channels], unless it is null, holds the tokens before
-  /// x, and afterwards the last of both; as part of a mixer's state it needs NoGrad.
-  Variable forward(const Variable& x, Tensor* tail) const;
+  /// x, and afterwards the last of both; as part of a mixer's state it needs NoGrad. documents int32 [B, T],
+  /// not 0 where one begins, whose tokens see no others; undefined: nowhere.
+  Variable forward(const Variable& x, Tensor* tail, const Tensor& documents = {}) const;
   /// The tail before the first token.
   Tensor empty_tail(int64_t batch) const;
 

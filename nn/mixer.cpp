@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include "autograd/documents.h"
+
 namespace mixgrad {
 
 #define MIXER(name) MixerKind name##_mixer();
@@ -66,11 +68,18 @@ Variable Mixer::forward(const MixerInput& input) {
           context, " for x ", x, "; allowed: [", x[0], ", Tk, ", width_, "]");
   }
   if (input.key_mask.defined()) {
-    check_usage(forms_.key_mask, "[", name_, "] takes no key mask");
+    check_usage(forms_.key_mask, "[", name_,
+                "] takes no key mask; padding behind a causal text changes nothing before it");
     check_usage(input.state == nullptr, "[", name_, "] takes no key mask while it is read piece by piece");
     const Shape expected{x[0], input.context.defined() ? input.context.shape()[1] : x[1]};
     check(input.key_mask.shape() == expected, "[", name_, "] key mask ", input.key_mask.shape(),
           "; allowed: ", expected);
+  }
+  if (input.documents.defined()) {
+    check_usage(forms_.documents, "[", name_,
+                "] packed documents are not kept apart by this mixer; give each a row of its own");
+    check_usage(input.causal, "[", name_, "] packed documents need the causal form");
+    check_documents(name_, input.documents, x[0], x[1]);
   }
   if (input.state != nullptr) {
     check_usage(input.causal, "[", name_, "] only a causal model is read piece by piece");

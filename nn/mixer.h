@@ -25,10 +25,12 @@ struct MixerState {
 
 /// One call's input. B sequences, T tokens, width D.
 struct MixerInput {
-  Variable x;          // [B, T, D]
-  Variable context;    // [B, Tk, D]: keys and values come from it (the cross form); undefined: from x
-  Tensor key_mask;     // int32 [B, Tk], 0 = this key does not exist; undefined: all do
-  bool causal = true;  // token t sees tokens up to t; else all
+  Variable x;             // [B, T, D]
+  Variable context;       // [B, Tk, D]: keys and values come from it (the cross form); undefined: from x
+  Tensor key_mask;        // int32 [B, Tk], 0 = this key does not exist; undefined: all do
+  Tensor documents = {};  // int32 [B, T], not 0 = a document begins with this token, which sees none before
+                          // it, nor a state; undefined: none begins
+  bool causal = true;     // token t sees tokens up to t; else all
   MixerState* state =
       nullptr;  // read on after what it holds, and leave it behind the last token; needs NoGrad
 };
@@ -39,7 +41,8 @@ struct MixerForms {
   bool bidirectional = false;
   bool cross = false;
   bool key_mask = false;
-  bool rope = false;  // takes rotary positions
+  bool documents = false;  // keeps documents in a row apart; causal only
+  bool rope = false;       // takes rotary positions
 };
 
 /// A numeric setting of a mixer, as it is written in a pattern: gma(components=64).

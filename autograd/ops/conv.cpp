@@ -1,5 +1,6 @@
 #include "autograd/ops/conv.h"
 
+#include "autograd/documents.h"
 #include "autograd/op.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/conv.h"
@@ -12,6 +13,7 @@ namespace {
 struct CausalConv1d {
   static constexpr std::string_view name = "causal_conv1d";
   ConvShape shape;
+  Tensor documents;
   bool final_state;
 
   Tensors forward(Context& context, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -21,7 +23,8 @@ struct CausalConv1d {
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
       causal_conv1d_forward(device, shape, x.data<T>(), weight.data<T>(), bias.data_or_null<T>(),
-                            initial_state.data_or_null<T>(), y.data<T>(), state.data_or_null<T>());
+                            initial_state.data_or_null<T>(), documents.data_or_null<int32_t>(), y.data<T>(),
+                            state.data_or_null<T>());
     });
     for (const Tensor& tensor : {x, weight, bias, initial_state}) context.save(tensor);
     return final_state ? Tensors{y, state} : Tensors{y};
@@ -41,8 +44,9 @@ struct CausalConv1d {
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
       causal_conv1d_backward(device, shape, x.data<T>(), weight.data<T>(), bias.data_or_null<T>(),
-                             initial_state.data_or_null<T>(), dy.data_or_null<T>(), dstate.data_or_null<T>(),
-                             dx.data<T>(), dweight.data_or_null<T>(), dbias.data_or_null<T>(),
+                             initial_state.data_or_null<T>(), documents.data_or_null<int32_t>(),
+                             dy.data_or_null<T>(), dstate.data_or_null<T>(), dx.data<T>(),
+                             dweight.data_or_null<T>(), dbias.data_or_null<T>(),
                              dinitial_state.data_or_null<T>());
     });
     return {dx, dweight, dbias, dinitial_state};
@@ -64,9 +68,11 @@ Convolution causal_conv1d(const Variable& x, const Variable& weight, const Varia
   const Shape state_shape{batch, taps - 1, channels};
   check(!initial_state.defined() || initial_state.shape() == state_shape, "[causal_conv1d] initial_state ",
         initial_state.shape(), "; allowed: ", state_shape);
+  check_documents("causal_conv1d", options.documents, batch, length);
   const ConvShape shape{
       .batch = batch, .length = length, .channels = channels, .taps = taps, .silu = options.silu};
-  const auto outputs = apply(CausalConv1d{shape, options.final_state}, x, weight, bias, initial_state);
+  const auto outputs =
+      apply(CausalConv1d{shape, options.documents, options.final_state}, x, weight, bias, initial_state);
   return {.output = outputs[0], .state = options.final_state ? outputs[1] : Variable()};
 }
 
@@ -101,6 +107,9 @@ GradCase conv_case(std::string name, CaseInputs& inputs, const CaseParts& parts)
 }  // namespace
 
 std::vector<GradCase> conv_cases(CaseInputs& inputs) {
+  const Tensor documents = Tensor::from(std::vector<int32_t>{1, 0, 1, 0, 0, 1, 0,   // from zeros
+                                                             0, 0, 0, 0, 0, 1, 1},  // from the initial state
+                                        {2, 7});
   return {
       conv_case("plain, output alone", inputs, {.options = {.final_state = false}}),
       conv_case("bias and states", inputs, {.bias = true, .state = true}),
@@ -108,6 +117,8 @@ std::vector<GradCase> conv_cases(CaseInputs& inputs) {
       conv_case("silu, state out alone, more channels than a tile", inputs,
                 {.options = {.silu = true}, .batch = 1, .length = 4, .channels = 67, .taps = 3}),
       conv_case("fewer tokens than the state has", inputs, {.bias = true, .state = true, .length = 2}),
+      conv_case("documents, and states", inputs,
+                {.bias = true, .state = true, .options = {.silu = true, .documents = documents}}),
       conv_case("one tap", inputs,
                 {.bias = true, .options = {.silu = true, .final_state = false}, .taps = 1}),
   };

@@ -9,6 +9,7 @@ namespace mixgrad {
 struct ConvOptions {
   bool silu = false;        // apply silu to the sums
   bool final_state = true;  // whether the caller wants the state after the last token
+  Tensor documents = {};    // int32 [B, T], not 0 where a document begins: its tokens see zeros before it
 };
 
 /// What a convolution returns.

@@ -1,5 +1,6 @@
 #include "autograd/ops/delta_product.h"
 
+#include "autograd/documents.h"
 #include "autograd/op.h"
 #include "autograd/ops/elementwise.h"
 
@@ -72,12 +73,15 @@ Recurrence delta_product(const Variable& q, const Variable& k, const Variable& v
                          const Variable& initial_state) {
   check(beta.defined(), "[delta_product] beta is missing");
   check_shapes(q.shape(), k.shape(), v.shape(), beta.shape(), log_decay);
+  check_documents("delta_product", options.documents, q.shape()[0], q.shape()[1]);
   const int64_t steps = k.shape()[2];
-  // Forgetting comes with the first step, reading with the last.
+  // Forgetting, and the begin of a document, come with the first step, reading with the last.
   const Variable gates = log_decay.defined() ? apply(SpreadSteps{steps, 0}, log_decay) : Variable();
   const Variable reads = apply(SpreadSteps{steps, steps - 1}, q);
+  DeltaRuleOptions by_step = options;
+  if (options.documents.defined()) by_step.documents = spread(options.documents, steps, 0);
   Recurrence r = delta_rule(reads, one_after_the_other(k), one_after_the_other(v), one_after_the_other(beta),
-                            options, gates, initial_state);
+                            by_step, gates, initial_state);
   r.output = apply(PickStep{steps, steps - 1}, r.output);
   return r;
 }

@@ -17,7 +17,8 @@ Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Va
                                              .normalise = true,
                                              .eps = options.eps,
                                              .chunk = options.chunk,
-                                             .final_state = options.final_state};
+                                             .final_state = options.final_state,
+                                             .documents = options.documents};
   return recurrence(read, masked(write), masked(v), recurrence_options, {}, initial_state,
                     initial_normaliser);
 }

@@ -11,6 +11,7 @@ struct GmaOptions {
   double floor = 1e-4;      // of the variances
   int64_t chunk = 64;       // tokens that are computed at once
   bool final_state = true;  // whether the caller wants the state after the last token
+  Tensor documents = {};    // int32 [B, T], not 0 where a document begins: it starts with empty slots
 };
 
 /// Queries and keys are routed to K Gaussians, one mixture a head for both; values are written to the

@@ -1,5 +1,6 @@
 #include "autograd/ops/recurrence.h"
 
+#include "autograd/documents.h"
 #include "autograd/op.h"
 #include "autograd/ops/elementwise.h"
 #include "tensor/dispatch.h"
@@ -228,6 +229,7 @@ RecurrenceShape checked_shape(const Shape& q, const Shape& k, const Shape& v,
   check(!options.causal || q[1] == k[1], "[recurrence] ", q[1], " queries and ", k[1],
         " keys: the causal form needs as many of both");
   check_usage(options.chunk > 0, "[recurrence] chunk ", options.chunk, "; allowed: 1 or more");
+  check_documents("recurrence", options.documents, q[0], q[1]);
   return {.batch = q[0],
           .queries = q[1],
           .keys = k[1],
@@ -261,7 +263,8 @@ Recurrence causal_recurrence(const RecurrenceShape& shape, const RecurrenceOptio
                              const Variable& q, const Variable& k, const Variable& v,
                              const Variable& log_decay, const Variable& beta, const Variable& initial_state,
                              const Variable& initial_normaliser) {
-  const ChunkPlan plan = chunk_plan(shape.batch, shape.keys, options.chunk);
+  const ChunkPlan plan =
+      chunk_plan(shape.batch, shape.keys, options.chunk, options.documents.data_or_null<int32_t>());
   const auto outputs = apply(CausalRecurrence{shape, plan, options.final_state}, q, k, v, log_decay, beta,
                              initial_state, initial_normaliser);
   return {.output = outputs[0],
@@ -286,6 +289,7 @@ Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
     return causal_recurrence(shape, options, q, k, v, log_decay, {}, initial_state, initial_normaliser);
   }
   check(!log_decay.defined(), "[recurrence] log_decay is for the causal form only");
+  check(!options.documents.defined(), "[recurrence] documents are for the causal form only");
   const auto written = apply(StateWrite{shape}, k, v, initial_state, initial_normaliser);
   const Variable normaliser = options.normalise ? written[1] : Variable();
   return {.output = apply(StateRead{shape}, q, written[0], normaliser),
@@ -296,8 +300,10 @@ Recurrence recurrence(const Variable& q, const Variable& k, const Variable& v,
 Recurrence delta_rule(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
                       const DeltaRuleOptions& options, const Variable& log_decay,
                       const Variable& initial_state) {
-  const RecurrenceOptions causal{
-      .scale = options.scale, .chunk = options.chunk, .final_state = options.final_state};
+  const RecurrenceOptions causal{.scale = options.scale,
+                                 .chunk = options.chunk,
+                                 .final_state = options.final_state,
+                                 .documents = options.documents};
   RecurrenceShape shape = checked_shape(q.shape(), k.shape(), v.shape(), causal);
   const Shape gate{shape.batch, shape.keys, shape.heads};
   check(beta.defined(), "[delta_rule] beta is missing; allowed: ", gate);
@@ -350,8 +356,10 @@ GradCase recurrence_case(std::string name, CaseInputs& inputs, const CaseParts& 
     const Variable log_decay = parts.gate || parts.channel_gate ? in[next++] : Variable();
     const Variable state = parts.state ? in[next++] : Variable();
     const Variable normaliser = parts.state && normalise ? in[next++] : Variable();
-    const DeltaRuleOptions delta{
-        .scale = parts.options.scale, .chunk = parts.options.chunk, .final_state = parts.options.final_state};
+    const DeltaRuleOptions delta{.scale = parts.options.scale,
+                                 .chunk = parts.options.chunk,
+                                 .final_state = parts.options.final_state,
+                                 .documents = parts.options.documents};
     const Recurrence r = parts.delta
                              ? delta_rule(in[0], in[1], in[2], beta, delta, log_decay, state)
                              : recurrence(in[0], in[1], in[2], parts.options, log_decay, state, normaliser);
@@ -370,6 +378,11 @@ std::vector<GradCase> recurrence_cases(CaseInputs& inputs) {
   const RecurrenceOptions normalised{.normalise = true, .eps = 1e-3, .scale = 0.5, .chunk = 4};
   RecurrenceOptions output_only = normalised;
   output_only.final_state = false;
+  RecurrenceOptions packed = plain, packed_normalised = normalised;
+  packed.documents = Tensor::from(std::vector<int32_t>{0, 0, 1, 1, 0, 0, 0, 0, 0,   // from the initial state
+                                                       1, 0, 0, 0, 0, 0, 1, 0, 0},  // from zero
+                                  {2, 9});
+  packed_normalised.documents = packed.documents;
   RecurrenceOptions all_keys = plain;
   all_keys.causal = false;
   RecurrenceOptions all_keys_normalised = normalised;
@@ -404,6 +417,12 @@ std::vector<GradCase> recurrence_cases(CaseInputs& inputs) {
                                                          .keys = 20,
                                                          .heads = 1,
                                                          .key_heads = 1}),
+      make("documents, normalised, gated, with states",
+           {.gate = true, .state = true, .options = packed_normalised, .queries = 9, .keys = 9}),
+      make("documents, gate for each channel",
+           {.channel_gate = true, .options = packed, .queries = 9, .keys = 9}),
+      make("documents, gated, with states",
+           {.delta = true, .gate = true, .state = true, .options = packed, .queries = 9, .keys = 9}),
       make("all keys", {.options = all_keys}),
       make("all keys of another sequence with states",
            {.state = true, .options = all_keys, .queries = 3, .keys = 5, .heads = 4}),

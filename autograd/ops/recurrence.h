@@ -14,6 +14,7 @@ struct RecurrenceOptions {
   double scale = 1;         // multiplies q
   int64_t chunk = 64;       // tokens that are computed at once; changes the result by rounding alone
   bool final_state = true;  // whether the caller wants the state after the last token
+  Tensor documents = {};    // int32 [B, T], not 0 where a document begins: it starts from a state of zero
 };
 
 /// What a recurrence returns.
@@ -33,6 +34,10 @@ struct Recurrence {
 /// of z); undefined: no gate. It is limited to -100 from below. initial_state [B, H, dk, dv] and, when
 /// normalised, initial_normaliser [B, H, dk]: both or neither; undefined: zero.
 ///
+/// A row may hold several documents, in the causal form: nothing passes from one to the next, neither values
+/// nor gradients nor NaNs. The initial state is that of tokens before the first that begins a document, the
+/// final state that of the last document. Padding is a document of its own.
+///
 /// Saved for backward: the inputs, and the states between chunks, T / chunk times dk (dv + 1) numbers a head;
 /// when normalised the output and its denominators. Forward 2 T (C (dk + dv) / 2 + 2 dk dv) FLOPs a head,
 /// backward about three times that. A future token never changes an earlier output by a bit; one that is NaN
@@ -47,6 +52,7 @@ struct DeltaRuleOptions {
   double scale = 1;         // multiplies q
   int64_t chunk = 64;       // tokens that are computed at once; changes the result by rounding alone
   bool final_state = true;  // whether the caller wants the state after the last token
+  Tensor documents = {};    // int32 [B, T], not 0 where a document begins: it starts from a state of zero
 };
 
 /// The delta rule, one step of gradient descent on |k_t S - v_t|^2 / 2 with rate beta_t, after forgetting:

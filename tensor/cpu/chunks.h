@@ -45,8 +45,8 @@ struct StateBefore {
   T* operator()(const Piece& p) const { return at(p.index, p.head); }
   T* at(int64_t c, int64_t head) const {
     const Chunk& chunk = plan.chunks[c];
-    if (!chunk.first) return between + (chunk.state * heads + head) * size;
-    return initial == nullptr ? nullptr : initial + (chunk.row * heads + head) * size;
+    if (chunk.first) return initial == nullptr ? nullptr : initial + (chunk.row * heads + head) * size;
+    return chunk.state < 0 ? nullptr : between + (chunk.state * heads + head) * size;
   }
 };
 
@@ -61,8 +61,9 @@ struct StateAfter {
   T* operator()(const Piece& p) const { return at(p.index, p.head); }
   T* at(int64_t c, int64_t head) const {
     const Chunk& chunk = plan.chunks[c];
-    if (!chunk.last) return between + (plan.chunks[c + 1].state * heads + head) * size;
-    return final == nullptr ? nullptr : final + (chunk.row * heads + head) * size;
+    if (chunk.last) return final == nullptr ? nullptr : final + (chunk.row * heads + head) * size;
+    const int64_t next = plan.chunks[c + 1].state;
+    return next < 0 ? nullptr : between + (next * heads + head) * size;
   }
 };
 

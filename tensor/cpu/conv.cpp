@@ -19,20 +19,28 @@ constexpr int64_t tile_channels = 64;
 template <class T>
 struct Sequence {
   T* tokens;
-  T* state;  // may be null
+  T* state;
+  const int32_t* documents;
   int64_t channels;
   int64_t taps;
+  int64_t begin;  // the first row that can be seen
 
-  Sequence(const ConvShape& s, int64_t batch, T* x, T* states)
+  Sequence(const ConvShape& s, int64_t batch, T* x, T* states, const int32_t* all_documents)
       : tokens(x + batch * s.length * s.channels),
         state(states == nullptr ? nullptr : states + batch * (s.taps - 1) * s.channels),
+        documents(all_documents == nullptr ? nullptr : all_documents + batch * s.length),
         channels(s.channels),
-        taps(s.taps) {}
+        taps(s.taps),
+        begin(states == nullptr ? 0 : -(s.taps - 1)) {}
 
-  /// Null for a row of a state that isn't there.
+  /// Comes to token t; if it begins a document, nothing before can be seen from here on.
+  void enter(int64_t t) {
+    if (documents != nullptr && documents[t] != 0) begin = t;
+  }
+  /// Null for a row that can't be seen, or that isn't there.
   T* at(int64_t t) const {
-    if (t >= 0) return tokens + t * channels;
-    return state == nullptr ? nullptr : state + (t + taps - 1) * channels;
+    if (t < begin) return nullptr;
+    return t >= 0 ? tokens + t * channels : state + (t + taps - 1) * channels;
   }
 };
 
@@ -76,13 +84,14 @@ void for_each_tile(const ConvShape& s, const Body& body) {
 
 template <class T>
 void causal_conv1d_forward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
-                           const T* initial_state, T* y, T* final_state) {
+                           const T* initial_state, const int32_t* documents, T* y, T* final_state) {
   Scratch<T> scratch(s.taps * s.channels);
   T* by_tap = scratch.data();
   transpose_weight(s, weight, by_tap);
   for_each_tile(s, [=](int64_t batch, int64_t first, auto n) {
-    const Sequence<const T> in(s, batch, x, initial_state);
+    Sequence<const T> in(s, batch, x, initial_state, documents);
     for (int64_t t = 0; t < s.length; ++t) {
+      in.enter(t);
       T sums[tile_channels];
       convolve(in, by_tap, bias, t, first, n, sums);
       T* out = y + (batch * s.length + t) * s.channels + first;
@@ -110,11 +119,12 @@ namespace {
 template <class T>
 void begin_gradients(const ConvShape& s, const Sequence<T>& dx, const T* dfinal_state, int64_t first,
                      int64_t n) {
-  for (int64_t t = -(s.taps - 1); t < s.length; ++t) {
+  Sequence<T> end = dx;
+  for (int64_t t = 0; t < s.length; ++t) end.enter(t);
+  for (int64_t t = dx.begin; t < s.length; ++t) {
     T* row = dx.at(t);
-    if (row == nullptr) continue;
     const int64_t place = t - (s.length - (s.taps - 1));  // in the final state
-    if (place >= 0 && dfinal_state != nullptr)
+    if (place >= 0 && t >= end.begin && dfinal_state != nullptr)
       std::copy_n(dfinal_state + place * s.channels + first, n, row + first);
     else
       std::fill_n(row + first, n, T(0));
@@ -131,8 +141,8 @@ void through_activation(bool silu, int64_t n, const T* dy, T* e) {
 
 template <class T>
 void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
-                            const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
-                            T* dbias, T* dinitial_state) {
+                            const T* initial_state, const int32_t* documents, const T* dy,
+                            const T* dfinal_state, T* dx, T* dweight, T* dbias, T* dinitial_state) {
   const int64_t weights = s.taps * s.channels;
   Scratch<T> scratch(weights * (s.batch + 2) + s.batch * s.channels);
   T* by_tap = scratch.data();
@@ -142,14 +152,16 @@ void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const
   transpose_weight(s, weight, by_tap);
   std::fill_n(dweight_parts, s.batch * (weights + s.channels), T(0));
   for_each_tile(s, [=](int64_t batch, int64_t first, auto n) {
-    const Sequence<const T> in(s, batch, x, initial_state);
-    const Sequence<T> out(s, batch, dx, dinitial_state);
+    Sequence<const T> in(s, batch, x, initial_state, documents);
+    Sequence<T> out(s, batch, dx, dinitial_state, documents);
     begin_gradients(s, out,
                     dfinal_state == nullptr ? nullptr : dfinal_state + batch * (s.taps - 1) * s.channels,
                     first, n);
     if (dy == nullptr) return;
     T* dbias_part = dbias_parts + batch * s.channels + first;
     for (int64_t t = 0; t < s.length; ++t) {
+      in.enter(t);
+      out.enter(t);
       T e[tile_channels];
       if (s.silu) convolve(in, by_tap, bias, t, first, n, e);
       through_activation(s.silu, n, dy + (batch * s.length + t) * s.channels + first, e);
@@ -175,10 +187,11 @@ void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const
   }
 }
 
-#define INSTANTIATE(T)                                                                                      \
-  template void causal_conv1d_forward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, T*, T*);   \
-  template void causal_conv1d_backward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, const T*, \
-                                          const T*, T*, T*, T*, T*);
+#define INSTANTIATE(T)                                                                            \
+  template void causal_conv1d_forward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*,  \
+                                         const int32_t*, T*, T*);                                 \
+  template void causal_conv1d_backward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, \
+                                          const int32_t*, const T*, const T*, T*, T*, T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

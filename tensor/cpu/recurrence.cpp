@@ -289,10 +289,22 @@ class CausalBackward : CausalPass<T> {
       scan_states_backward(decay_, dstate_before_, dstate_after_);
     }
     if (s_.normalise) scan_states_backward(decay_, dnormaliser_before_, dnormaliser_after_);
+    clear_unread(dstate_before_);
+    clear_unread(dnormaliser_before_);
     this->for_each_group([&](const Piece& p, bool leads) { inputs_backward(p, leads); });
   }
 
  private:
+  /// The gradients of the initial states of rows that begin with a document: nobody has read these states.
+  void clear_unread(const StateBefore<T>& dbefore) const {
+    if (dbefore.initial == nullptr) return;
+    const int64_t row_size = s_.heads * dbefore.size;
+    for (int64_t row = 0; row < s_.batch; ++row) {
+      const bool read = plan_.chunks[plan_.row_begin[row]].first;
+      if (!read) std::fill_n(dbefore.initial + row * row_size, row_size, T(0));
+    }
+  }
+
   Rows<T> dq(const Piece& p) const { return rows_of(din_.q, p.chunk, p.head / this->group()); }
   Rows<T> dk(const Piece& p) const { return rows_of(din_.k, p.chunk, p.head / this->group()); }
   Rows<T> dv(const Piece& p) const { return rows_of(din_.v, p.chunk, p.head); }

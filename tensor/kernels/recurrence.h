@@ -26,6 +26,9 @@
 // A gate may also be a log decay for each key channel, one for each row of S and entry of z: g_t, b and the
 // exponents are then vectors [dk], and exponentials that multiply keys or queries do so channel by channel.
 //
+// A row may hold several documents, one after the other. The first chunk of each starts from a state of zero,
+// and the last one's state goes nowhere, so that nothing passes from one to the next.
+//
 // Matrix states are [dk, dv], key first. A value head h reads key head floor(h / (H / Hk)).
 #pragma once
 
@@ -45,7 +48,8 @@ struct Chunk {
   int64_t length;
   bool first;     // it starts from the row's initial state
   bool last;      // it ends with the row's final state
-  int64_t state;  // which of the states between chunks it starts from, unless it is the first
+  int64_t state;  // which of the states between chunks it starts from; -1: of none, as the first, or as one
+                  // that begins a document, whose state is zero
 };
 
 /// The only loop domain of the kernels.
@@ -56,24 +60,32 @@ struct ChunkPlan {
   int64_t longest = 0;             // tokens of the longest chunk
 };
 
-/// Every row cut into chunks of `chunk` tokens, the last of which may be shorter. A row without tokens has
-/// one empty chunk, which carries its initial state to its end.
-inline ChunkPlan chunk_plan(int64_t batch, int64_t length, int64_t chunk) {
+/// Every row cut into chunks of `chunk` tokens, and before each token that begins a document, so that the
+/// last chunk of a row or document may be shorter. A row without tokens has one empty chunk, which carries
+/// its initial state to its end. documents [batch, length]: not 0 where a document begins; null: nowhere.
+inline ChunkPlan chunk_plan(int64_t batch, int64_t length, int64_t chunk,
+                            const int32_t* documents = nullptr) {
   ChunkPlan plan;
-  plan.longest = std::min(length, chunk);
   for (int64_t row = 0; row < batch; ++row) {
     plan.row_begin.push_back(static_cast<int64_t>(plan.chunks.size()));
+    const auto begins_document = [&](int64_t t) {
+      return documents != nullptr && t < length && documents[row * length + t] != 0;
+    };
     int64_t start = 0;
     do {
-      const bool first = start == 0;
-      const bool last = start + chunk >= length;
+      const int64_t limit = std::min(start + chunk, length);
+      int64_t end = std::min(start + 1, length);
+      while (end < limit && !begins_document(end)) ++end;
+      const bool first = start == 0 && !begins_document(0);
+      const bool reads_on = start > 0 && !begins_document(start);
       plan.chunks.push_back({.row = row,
                              .start = start,
-                             .length = std::min(chunk, length - start),
+                             .length = end - start,
                              .first = first,
-                             .last = last,
-                             .state = first ? -1 : plan.states++});
-      start += chunk;
+                             .last = end == length,
+                             .state = reads_on ? plan.states++ : -1});
+      plan.longest = std::max(plan.longest, end - start);
+      start = end;
     } while (start < length);
   }
   plan.row_begin.push_back(static_cast<int64_t>(plan.chunks.size()));
@@ -133,8 +145,8 @@ struct RecurrenceInputGradients {
   Heads<T> q, k, v;
   T* log_decay;   // null where the input is
   T* beta;        // likewise
-  T* state;       // null: not wanted
-  T* normaliser;  // null: not wanted
+  T* state;       // null: not wanted; 0 for a row whose first token begins a document
+  T* normaliser;  // likewise
 };
 
 /// The causal form. The delta rule is not normalised, and its backward pass does not read v.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/elementwise.h"
 #include "autograd/tape.h"
 #include "nn/mixer.h"
 #include "nn/mixers/gma/gma.h"
@@ -160,6 +161,138 @@ TEST_CASE("mixers: masked keys do not exist") {
   });
 }
 
+namespace {
+
+/// Rows of several documents: where they begin, and the tokens [start, start + length) of each.
+struct Packed {
+  Tensor begins;  // int32 [2, T]
+  struct Document {
+    int64_t row, start, length;
+  };
+  std::vector<Document> documents;
+};
+
+/// One token, little more than the taps of a convolution, a chunk of 64 and one more.
+Packed packed_documents(int64_t length) {
+  std::vector<int32_t> begins(2 * length, 0);
+  Packed packed;
+  for (const std::vector<int64_t>& starts : {std::vector<int64_t>{0, 1, 6, 70, 135}, {2, 67, 131}}) {
+    const int64_t row = packed.documents.empty() ? 0 : 1;
+    if (starts[0] > 0) packed.documents.push_back({row, 0, starts[0]});
+    for (size_t i = 0; i < starts.size(); ++i) {
+      const int64_t end = i + 1 < starts.size() ? starts[i + 1] : length;
+      begins[row * length + starts[i]] = 1;
+      packed.documents.push_back({row, starts[i], end - starts[i]});
+    }
+  }
+  packed.begins = Tensor::from(begins, {2, length});
+  return packed;
+}
+
+/// Outputs and gradients of a mixer in training.
+struct Pass {
+  Tensor y, dx;
+  std::vector<Tensor> dparameters;
+};
+
+Pass forward_and_backward(Mixer& mixer, const Tensor& x, const Tensor& dy, const Tensor& documents) {
+  mixer.zero_grad();
+  const Variable input(x, true);
+  const Variable y = mixer.forward({.x = input, .context = {}, .key_mask = {}, .documents = documents});
+  backward({y}, {dy});
+  Pass pass{y.value(), input.grad(), {}};
+  for (const Parameter& parameter : mixer.parameters())
+    pass.dparameters.push_back(parameter.variable->grad());
+  return pass;
+}
+
+}  // namespace
+
+TEST_CASE("mixers: documents in a row are as if each had a row of its own") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.documents) return;
+    const auto mixer = small_mixer(kind, DType::float64);
+    const int64_t length = 150;
+    const Tensor x = random_input(2, length, DType::float64), dy = random_input(2, length, DType::float64, 5);
+    const Packed packed = packed_documents(length);
+    const Pass together = forward_and_backward(*mixer, x, dy, packed.begins);
+    std::vector<Tensor> sums;
+    for (const auto& [row, start, count] : packed.documents) {
+      CAPTURE(row);
+      CAPTURE(start);
+      const auto part = [&](const Tensor& whole_row) {
+        return whole_row.narrow(0, row, 1).narrow(1, start, count).contiguous();
+      };
+      const Pass alone = forward_and_backward(*mixer, part(x), part(dy), {});
+      // Rounding alone, 1e-16 beside values of 1; a document that sees another errs by 0.01 or more.
+      CHECK(largest_difference(part(together.y), alone.y) < 1e-13);
+      CHECK(largest_difference(part(together.dx), alone.dx) < 1e-12);
+      if (sums.empty()) {
+        sums = alone.dparameters;
+      } else {
+        for (size_t i = 0; i < sums.size(); ++i)
+          sums[i] = add(Variable(sums[i]), Variable(alone.dparameters[i])).value();
+      }
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+      CHECK(largest_difference(together.dparameters[i], sums[i]) < 1e-11);
+    }
+  });
+}
+
+TEST_CASE("mixers: a document or padding changes no bit of its neighbours") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.documents) return;
+    const auto mixer = small_mixer(kind, DType::float32);
+    const int64_t length = 150, from = 6, until = 70;  // the third document of the first row
+    const Tensor x = random_input(2, length, DType::float32), dy = random_input(2, length, DType::float32, 5);
+    const Packed packed = packed_documents(length);
+    const Pass before = forward_and_backward(*mixer, x, dy, packed.begins);
+    for (const double value : {0.0, 1e10, std::numeric_limits<double>::quiet_NaN()}) {
+      CAPTURE(value);
+      Tensor changed = x.clone();
+      changed.narrow(0, 0, 1).narrow(1, from, until - from).fill(value);
+      const Pass after = forward_and_backward(*mixer, changed, dy, packed.begins);
+      for (const auto& [was, is] : {std::pair{before.y, after.y}, {before.dx, after.dx}}) {
+        const auto rows = [&](const Tensor& t, int64_t row, int64_t start, int64_t count) {
+          return t.narrow(0, row, 1).narrow(1, start, count).to_vector();
+        };
+        CHECK(rows(was, 0, 0, from) == rows(is, 0, 0, from));
+        CHECK(rows(was, 0, until, length - until) == rows(is, 0, until, length - until));
+        CHECK(rows(was, 1, 0, length) == rows(is, 1, 0, length));
+      }
+    }
+  });
+}
+
+TEST_CASE("mixers: documents that are read in pieces equal those read at once") {
+  for_each_mixer([&](const MixerKind& kind) {
+    if (!kind.forms.documents) return;
+    const NoGrad no_grad;
+    const auto mixer = small_mixer(kind, DType::float64);
+    const int64_t length = 150;
+    const Variable x(random_input(2, length, DType::float64));
+    const Packed packed = packed_documents(length);
+    const auto read = [&](int64_t start, int64_t count, MixerState* state) {
+      return mixer
+          ->forward({.x = Variable(x.value().narrow(1, start, count).clone()),
+                     .context = {},
+                     .key_mask = {},
+                     .documents = packed.begins.narrow(1, start, count).contiguous(),
+                     .state = state})
+          .value();
+    };
+    const Tensor expected = read(0, length, nullptr);
+    MixerState state = mixer->initial_state(2, length);
+    int64_t at = 0;
+    for (const int64_t count : {1, 1, 66, 2, 61, 4, 15}) {  // before, on and behind the begin of documents
+      CHECK(largest_difference(read(at, count, &state), expected.narrow(1, at, count)) < 1e-13);
+      at += count;
+    }
+    CHECK(at == length);
+  });
+}
+
 TEST_CASE("mixers: the cross form with itself as context is the bidirectional form") {
   for_each_mixer([&](const MixerKind& kind) {
     if (!kind.forms.cross) return;
@@ -213,6 +346,27 @@ TEST_CASE("mixers: what does not fit is refused by name") {
   CHECK_THROWS_AS(mixer->forward({.x = x, .context = {}, .key_mask = {}, .state = &state}),
                   Error);  // not under NoGrad
   CHECK_THROWS_AS(mixer->forward({.x = x, .context = x, .key_mask = {}, .causal = true}), UsageError);
+
+  const Tensor marks = Tensor::zeros({1, 4}, DType::int32);
+  const auto refusal = [&](const char* name, const MixerInput& input) {
+    try {
+      small_mixer(find_mixer(name), DType::float32)->forward(input);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(refusal("sdpa", {.x = x, .context = {}, .key_mask = {}, .documents = marks}) ==
+        "[sdpa] packed documents are not kept apart by this mixer; give each a row of its own");
+  CHECK(refusal("gma", {.x = x, .context = {}, .key_mask = {}, .documents = marks, .causal = false}) ==
+        "[gma] packed documents need the causal form");
+  CHECK(refusal("delta",
+                {.x = x, .context = {}, .key_mask = {}, .documents = marks.narrow(1, 0, 3).contiguous()}) ==
+        "[delta] documents int32 (1, 3); allowed: int32 (1, 4)");
+  for (const std::string name : {"gated_gma", "delta", "gated_delta"}) {
+    CHECK(refusal(name.c_str(), {.x = x, .context = {}, .key_mask = marks}) ==
+          "[" + name + "] takes no key mask; padding behind a causal text changes nothing before it");
+  }
 }
 
 TEST_CASE("mixers: the smallest and the largest sharpness start with finite numbers") {

@@ -78,6 +78,37 @@ TEST_CASE("tensor/conv: no output sees a later token or one further back than th
   });
 }
 
+TEST_CASE("tensor/conv: documents in a row are as if each had a call of its own") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const int64_t length = 11, channels = 67, taps = 4;
+    const std::vector<std::pair<int64_t, int64_t>> documents = {{0, 2}, {2, 1}, {3, 6}, {9, 2}};
+    const Variable x = leaf(waves(length * channels), {1, length, channels}, device, dtype);
+    const Variable weight = leaf(waves(channels * taps), {channels, taps}, device, dtype);
+    Variable before = leaf(waves(3 * channels), {1, 3, channels}, device, dtype);
+    const auto dy = [&](int64_t start, int64_t count) {
+      return tokens(leaf(waves(length * channels), x.shape(), device, dtype), start, count).value();
+    };
+    // The first document is the end of one that began before.
+    const Tensor begins =
+        Tensor::from(std::vector<int32_t>{0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0}, {1, length}, device);
+    const Convolution packed = causal_conv1d(x, weight, {}, before, {.silu = true, .documents = begins});
+    backward({packed.output}, {dy(0, length)});
+    const Values dstate = before.grad().to_vector();
+    for (const auto& [start, count] : documents) {
+      CAPTURE(start);
+      const Variable part(tokens(x, start, count).value(), true);
+      before.zero_grad();
+      const Convolution alone =
+          causal_conv1d(part, weight, {}, start == 0 ? before : Variable(), {.silu = true});
+      CHECK(tokens(packed.output, start, count).value().to_vector() == alone.output.value().to_vector());
+      backward({alone.output}, {dy(start, count)});
+      CHECK(x.grad().narrow(1, start, count).contiguous().to_vector() == part.grad().to_vector());
+      if (start == 0) CHECK(before.grad().to_vector() == dstate);
+      if (start == 9) CHECK(packed.state.value().to_vector() == alone.state.value().to_vector());
+    }
+  });
+}
+
 TEST_CASE("tensor/conv: without tokens the state passes unchanged and so does its gradient") {
   for_each_device_and_dtype([](Device device, DType dtype) {
     const Variable x(Tensor::zeros({2, 0, 3}, dtype, device), true);

@@ -4,119 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "autograd/ops/delta_product.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/gma.h"
 #include "autograd/ops/longhorn.h"
 #include "tensor/allocator.h"
-#include "tests/tensor/fixtures.h"
+#include "tests/tensor/recurrence_fixtures.h"
 
 namespace mixgrad {
 namespace {
-
-using Values = std::vector<double>;
-
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-/// The inputs of one call, in double.
-struct Inputs {
-  int64_t batch = 1, tokens = 7, heads = 4, key_heads = 2, key_dim = 5, value_dim = 7;
-  Tensor q = {}, k = {}, v = {};
-  Tensor log_decay = {};               // undefined: no gate
-  Tensor beta = {};                    // of the delta rule; undefined: additive
-  Tensor state = {}, normaliser = {};  // undefined: zero
-};
-
-/// With positive q and k, so that normalised outputs are well conditioned; rounded to float.
-Inputs make_inputs(Inputs sizes, uint64_t seed = 5) {
-  Generator generator(seed);
-  const auto round = [](const Tensor& x) { return x.to(DType::float32).to(DType::float64); };
-  const Shape keys{sizes.batch, sizes.tokens, sizes.key_heads, sizes.key_dim};
-  sizes.q = round(uniform(keys, 0.1, 1, generator, DType::float64));
-  sizes.k = round(uniform(keys, 0.1, 1, generator, DType::float64));
-  const Shape values{sizes.batch, sizes.tokens, sizes.heads, sizes.value_dim};
-  sizes.v = round(normal(values, 1, generator, DType::float64));
-  return sizes;
-}
-
-/// For the delta rule: keys of length 1 in all directions, and rates between 0 and 1.
-Inputs make_delta_inputs(Inputs sizes) {
-  Inputs in = make_inputs(sizes);
-  Generator generator(12);
-  Values keys = normal(in.k.shape(), 1, generator, DType::float64).to_vector();
-  for (size_t row = 0; row < keys.size(); row += in.key_dim) {
-    double squares = 0;
-    for (int64_t m = 0; m < in.key_dim; ++m) squares += keys[row + m] * keys[row + m];
-    for (int64_t m = 0; m < in.key_dim; ++m) keys[row + m] /= std::sqrt(squares);
-  }
-  in.k = Tensor::from(keys, in.k.shape()).to(DType::float32).to(DType::float64);
-  in.beta = uniform({in.batch, in.tokens, in.heads}, 0, 1, generator, DType::float32).to(DType::float64);
-  return in;
-}
-
-void add_state(Inputs& in, bool normalise) {
-  Generator generator(6);
-  const Shape shape{in.batch, in.heads, in.key_dim, in.value_dim};
-  in.state = normal(shape, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
-  if (normalise) {
-    in.normaliser =
-        uniform(shape.drop_last(), 0.1, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
-  }
-}
-
-/// Everything that a forward and a backward pass return, tensor by tensor; absent ones are empty.
-struct Results {
-  Values o = {}, state = {}, normaliser = {}, dq = {}, dk = {}, dv = {}, dlog_decay = {}, dstate = {},
-         dnormaliser = {}, dbeta = {};
-};
-using Member = Values Results::*;
-constexpr Member members[] = {&Results::o,           &Results::state, &Results::normaliser, &Results::dq,
-                              &Results::dk,          &Results::dv,    &Results::dlog_decay, &Results::dstate,
-                              &Results::dnormaliser, &Results::dbeta};
-
-/// Cotangents of outputs and final states: the same for the reference and for every dtype.
-Tensor cotangent(const Shape& shape) {
-  Generator generator(shape.rank());
-  return normal(shape, 1, generator, DType::float64).to(DType::float32).to(DType::float64);
-}
-
-Values values_or_empty(const Tensor& x) { return x.defined() ? x.to_vector() : Values(); }
-Values value_of(const Variable& x) { return values_or_empty(x.value()); }
-Values gradient_of(const Variable& x) { return values_or_empty(x.grad()); }
-
-/// The additive recurrence, or the delta rule where there is a beta.
-Recurrence either_rule(const Variable& q, const Variable& k, const Variable& v,
-                       const RecurrenceOptions& options, const Variable& log_decay, const Variable& beta,
-                       const Variable& state, const Variable& normaliser) {
-  if (!beta.defined()) return recurrence(q, k, v, options, log_decay, state, normaliser);
-  const DeltaRuleOptions delta{
-      .scale = options.scale, .chunk = options.chunk, .final_state = options.final_state};
-  return delta_rule(q, k, v, beta, delta, log_decay, state);
-}
-
-Results run(const Inputs& in, const RecurrenceOptions& options, DType dtype, Device device = {}) {
-  const auto leaf_of = [&](const Tensor& x) {
-    return x.defined() ? leaf(x.to_vector(), x.shape(), device, dtype) : Variable();
-  };
-  const Variable q = leaf_of(in.q), k = leaf_of(in.k), v = leaf_of(in.v), g = leaf_of(in.log_decay);
-  const Variable beta = leaf_of(in.beta);
-  const Variable state = leaf_of(in.state), normaliser = leaf_of(in.normaliser);
-  const Recurrence r = either_rule(q, k, v, options, g, beta, state, normaliser);
-  std::vector<Variable> outputs;
-  Tensors cotangents;
-  for (const Variable& output : {r.output, r.state, r.normaliser}) {
-    if (!output.defined()) continue;
-    outputs.push_back(output);
-    cotangents.push_back(leaf(cotangent(output.shape()).to_vector(), output.shape(), device, dtype).value());
-  }
-  backward(outputs, cotangents);
-  return {value_of(r.output),      value_of(r.state), value_of(r.normaliser), gradient_of(q),
-          gradient_of(k),          gradient_of(v),    gradient_of(g),         gradient_of(state),
-          gradient_of(normaliser), gradient_of(beta)};
-}
 
 /// One token after the other, forward and then back, from the definition.
 class Reference {
@@ -292,49 +189,6 @@ class Reference {
   Values g_, beta_;
   Results result_;
 };
-
-/// The largest difference beside the largest value, of every tensor; NaN when there is one. Tensors that are
-/// nothing beside 1e-30 count as zero.
-double relative_error(const Results& got, const Results& want) {
-  double worst = 0;
-  for (const Member member : members) {
-    const Values& a = got.*member;
-    const Values& b = want.*member;
-    REQUIRE(a.size() == b.size());
-    double largest = 1e-30, difference = 0;
-    for (size_t i = 0; i < b.size(); ++i) {
-      largest = std::max(largest, std::abs(b[i]));
-      if (!(std::abs(a[i] - b[i]) <= difference)) difference = std::abs(a[i] - b[i]);
-    }
-    if (!(difference / largest <= worst)) worst = difference / largest;
-  }
-  return worst;
-}
-
-Tensor constant_gate(const Inputs& in, double g) {
-  return Tensor::full({in.batch, in.tokens, in.heads}, g, DType::float64);
-}
-
-/// Weak gates, and every fifth token all is forgotten.
-Tensor resetting_gate(const Inputs& in) {
-  Generator generator(7);
-  Tensor gate =
-      uniform({in.batch, in.tokens, in.heads}, -0.01, 0, generator, DType::float32).to(DType::float64);
-  for (int64_t i = 0; i < gate.elements(); i += 5) gate.data<double>()[i] = -100;
-  return gate;
-}
-
-/// A gate for each channel: g times weights from 0 to 1; or, for NaN, weak ones and now and then a reset of
-/// one channel.
-Tensor channel_gate(const Inputs& in, double g) {
-  Generator generator(13);
-  const Shape shape{in.batch, in.tokens, in.heads, in.key_dim};
-  const bool resets = std::isnan(g);
-  Tensor gate =
-      uniform(shape, resets ? -0.01 : std::min(g, -1e-9), 0, generator, DType::float32).to(DType::float64);
-  for (int64_t i = 0; i < gate.elements() && resets; i += 7) gate.data<double>()[i] = -100;
-  return gate;
-}
 
 }  // namespace
 
@@ -692,6 +546,121 @@ TEST_CASE("tensor/recurrence: any split with the state carried over equals the w
   }
 }
 
+namespace {
+
+/// The inputs of the tokens [start, start + length) of one row alone, from a state of zero.
+Inputs document_of(const Inputs& in, int64_t row, int64_t start, int64_t length) {
+  Inputs part = in;
+  part.batch = 1;
+  part.tokens = length;
+  part.state = part.normaliser = Tensor();
+  for (Tensor* x : {&part.q, &part.k, &part.v, &part.log_decay, &part.beta}) {
+    if (x->defined()) *x = x->narrow(0, row, 1).narrow(1, start, length).contiguous();
+  }
+  return part;
+}
+
+/// What a result [B, T, ...] of `columns` numbers a token holds for those tokens.
+Values tokens_of(const Values& all, const Inputs& in, int64_t row, int64_t start, int64_t length) {
+  const auto columns = static_cast<int64_t>(all.size()) / (in.batch * in.tokens);
+  const auto begin = all.begin() + (row * in.tokens + start) * columns;
+  return Values(begin, begin + length * columns);
+}
+
+}  // namespace
+
+TEST_CASE("tensor/recurrence: documents in a row are as if each had a call of its own") {
+  const std::vector<int64_t> starts[] = {{0, 1, 17, 81, 130, 131}, {64, 65, 150}};
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    CAPTURE(kind);
+    const bool normalise = kind == 1, delta = kind == 2 || kind == 3;
+    Inputs in =
+        delta ? make_delta_inputs({.batch = 2, .tokens = 200}) : make_inputs({.batch = 2, .tokens = 200});
+    in.log_decay = kind >= 3 ? channel_gate(in, nan) : resetting_gate(in);
+    add_state(in, normalise);
+    std::vector<int32_t> documents(400, 0);
+    for (const int row : {0, 1}) {
+      for (const int64_t start : starts[row]) documents[row * 200 + start] = 1;
+    }
+    const RecurrenceOptions options{.normalise = normalise, .scale = 0.5, .final_state = false};
+    RecurrenceOptions packed_options = options;
+    packed_options.documents = Tensor::from(documents, {2, 200});
+    const Results packed = run(in, packed_options, DType::float32);
+    packed_options.final_state = true;
+    const Results packed_states = run(in, packed_options, DType::float32);
+    const Tensor dout = cotangent(in.v.shape());
+
+    for (const int64_t row : {0, 1}) {
+      CAPTURE(row);
+      for (size_t i = 0; i < starts[row].size(); ++i) {
+        const bool is_last = i + 1 == starts[row].size();
+        const int64_t start = starts[row][i], length = (is_last ? 200 : starts[row][i + 1]) - start;
+        CAPTURE(start);
+        const Inputs alone_in = document_of(in, row, start, length);
+        const Tensor alone_dout = dout.narrow(0, row, 1).narrow(1, start, length).contiguous();
+        const Results alone = run(alone_in, options, DType::float32, {}, alone_dout);
+        Results inside;
+        for (const Member member :
+             {&Results::o, &Results::dq, &Results::dk, &Results::dv, &Results::dlog_decay, &Results::dbeta}) {
+          inside.*member = tokens_of(packed.*member, in, row, start, length);
+        }
+        // The same chunks, so the same numbers; a state that passes gives 0.1 and more.
+        CHECK(relative_error(inside, alone) <= 1e-6);
+        if (!is_last) continue;
+        RecurrenceOptions with_state = options;
+        with_state.final_state = true;
+        const Results end = run(alone_in, with_state, DType::float32, {}, alone_dout);
+        const auto half = static_cast<int64_t>(packed_states.state.size()) / 2;
+        const auto of_row = packed_states.state.begin() + row * half;
+        CHECK(relative_error({.state = Values(of_row, of_row + half)}, {.state = end.state}) <= 1e-6);
+      }
+    }
+    // The first row's initial state is that of a text which has ended; the second row's is read on.
+    const auto half = packed.dstate.begin() + static_cast<int64_t>(packed.dstate.size()) / 2;
+    CHECK(std::all_of(packed.dstate.begin(), half, [](double d) { return d == 0; }));
+    CHECK(std::any_of(half, packed.dstate.end(), [](double d) { return d != 0; }));
+
+    // Whatever stands in one document changes no bit of the others.
+    for (const double value : {1e10, nan}) {
+      Inputs changed = in;
+      for (Tensor* x : {&changed.q, &changed.k, &changed.v}) {
+        *x = x->clone();
+        x->narrow(0, 0, 1).narrow(1, 81, 49).fill(value);
+      }
+      packed_options.final_state = false;
+      const Results after = run(changed, packed_options, DType::float32);
+      for (const Member member :
+           {&Results::o, &Results::dq, &Results::dk, &Results::dv, &Results::dlog_decay, &Results::dbeta}) {
+        for (const auto& [start, length] : {std::pair{0, 81}, {130, 70}}) {
+          CHECK(tokens_of(after.*member, in, 0, start, length) ==
+                tokens_of(packed.*member, in, 0, start, length));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor/recurrence: a product of steps keeps documents apart") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    const int64_t steps = 2, length = 9, first = 4;
+    Generator generator(14);
+    const auto random = [&](const Shape& shape) {
+      return Variable(normal(shape, 0.5, generator, dtype, device));
+    };
+    const Variable q = random({1, length, 1, 3}), k = random({1, length, steps, 1, 3}),
+                   v = random({1, length, steps, 1, 2}), beta = random({1, length, steps, 1});
+    const auto part = [&](const Variable& x) {
+      return Variable(x.value().narrow(1, first, length - first).contiguous());
+    };
+    DeltaRuleOptions options{.chunk = 3};
+    const Recurrence alone = delta_product(part(q), part(k), part(v), part(beta), options);
+    options.documents = Tensor::from(std::vector<int32_t>{0, 0, 0, 0, 1, 0, 0, 0, 0}, {1, length}, device);
+    const Recurrence packed = delta_product(q, k, v, beta, options);
+    CHECK(part(packed.output).value().to_vector() == alone.output.value().to_vector());
+    CHECK(packed.state.value().to_vector() == alone.state.value().to_vector());
+  });
+}
+
 TEST_CASE("tensor/recurrence: the form that sees all keys is the causal form at the last token") {
   for_each_device_and_dtype([](Device device, DType dtype) {
     for (const bool normalise : {false, true}) {
@@ -837,33 +806,6 @@ TEST_CASE("tensor/recurrence: memory with a gate for each channel grows as the l
   CHECK(peak_of(4096) / peak_of(1024) <= 4.2);  // a matrix T x T would give 16
 }
 
-TEST_CASE("tensor/recurrence: the delta rule in float stays near double over 44000 tokens") {
-  for (const double g : {0.0, -0.0009765625, nan}) {
-    CAPTURE(g);
-    Inputs in =
-        make_delta_inputs({.tokens = 44000, .heads = 1, .key_heads = 1, .key_dim = 16, .value_dim = 8});
-    in.log_decay = std::isnan(g) ? channel_gate(in, g) : constant_gate(in, g);
-    const Results want = run(in, {}, DType::float64);
-    // 5e-7; rounding errors that add up along the sequence, instead of being forgotten, give 3e-3.
-    CHECK(relative_error(run(in, {}, DType::float32), want) <= 1e-5);
-  }
-}
-
-TEST_CASE("tensor/recurrence: float stays near double over eight thousand tokens") {
-  for (const double g : {0.0, -0.0009765625}) {
-    CAPTURE(g);
-    for (const bool normalise : {false, true}) {
-      CAPTURE(normalise);
-      Inputs in = make_inputs({.tokens = 8192, .heads = 1, .key_heads = 1, .key_dim = 16, .value_dim = 8});
-      in.log_decay = constant_gate(in, g);
-      const RecurrenceOptions options{.normalise = normalise};
-      const Results want = Reference(in, options).result();
-      // 7e-7; states that do not decay give 1 and more.
-      CHECK(relative_error(run(in, options, DType::float32), want) <= 1e-5);
-    }
-  }
-}
-
 TEST_CASE("tensor/recurrence: memory grows as the length and keeps no state per token") {
   const auto peak_of = [](int64_t tokens) {
     const Inputs in =
@@ -927,6 +869,12 @@ TEST_CASE("tensor/recurrence: what does not go together is named") {
   CHECK(error_of([&] {
           recurrence(q, q, v, {.causal = false}, zeros({2, 3, 4}));
         }) == "[recurrence] log_decay is for the causal form only");
+  const Tensor three = Tensor::from(std::vector<int32_t>{1, 0, 0}, {1, 3});
+  CHECK(error_of([&] { recurrence(q, q, v, {.documents = three}); }) ==
+        "[recurrence] documents int32 (1, 3); allowed: int32 (2, 3)");
+  CHECK(error_of([&] {
+          recurrence(q, q, v, {.causal = false, .documents = Tensor::zeros({2, 3}, DType::int32)});
+        }) == "[recurrence] documents are for the causal form only");
 }
 
 TEST_CASE("tensor/recurrence: mixture attention with one component is the running mean of the values") {

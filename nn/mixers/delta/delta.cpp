@@ -75,12 +75,14 @@ Variable DeltaMixer::read(const MixerInput& input, const Variable& log_decay) {
     return l2_normalize(reshape(convolved, {batch, length, key_heads_, key_dim_}));
   };
 
-  const Variable q = unit(q_conv_.forward(q_.forward(x), tensor(1)));  // [B, T, Hk, dk]
-  const Variable k = unit(k_conv_.forward(k_.forward(x), tensor(2)));
-  const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3)), {batch, length, heads_, value_dim_});
+  const Variable q = unit(q_conv_.forward(q_.forward(x), tensor(1), input.documents));  // [B, T, Hk, dk]
+  const Variable k = unit(k_conv_.forward(k_.forward(x), tensor(2), input.documents));
+  const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3), input.documents),
+                             {batch, length, heads_, value_dim_});
   const Variable beta = scale(sigmoid(beta_.forward(x)), rate_);  // [B, T, H]
   const DeltaRuleOptions options{.scale = 1 / std::sqrt(static_cast<double>(key_dim_)),
-                                 .final_state = state != nullptr};
+                                 .final_state = state != nullptr,
+                                 .documents = input.documents};
   const Variable memory = state != nullptr ? Variable(*tensor(0)) : Variable();
   const Recurrence read = delta_rule(q, k, v, beta, options, log_decay, memory);
   if (state != nullptr) {
@@ -92,7 +94,7 @@ Variable DeltaMixer::read(const MixerInput& input, const Variable& log_decay) {
 
 namespace {
 
-const MixerForms forms{.causal = true};
+const MixerForms forms{.causal = true, .documents = true};
 
 /// Nothing is forgotten but what is overwritten.
 class Delta final : public DeltaMixer {

@@ -7,7 +7,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true};
+const MixerForms forms{.causal = true, .documents = true};
 
 class GatedDelta final : public DeltaMixer {
  public:

@@ -12,7 +12,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true};
+const MixerForms forms{.causal = true, .documents = true};
 
 /// Decodes with a state of K dv numbers a head, and the last three tokens of each convolution.
 class GatedGma final : public Mixer {
@@ -77,12 +77,15 @@ class GatedGma final : public Mixer {
     const auto tensor = [&](int index) { return state != nullptr ? &state->tensors[index] : nullptr; };
 
     const GmmParameters mixture = gmm_parameters(mixture_.omega, mixture_.alpha, 1e-4);
-    const Variable q = features(mixture, q_conv_.forward(q_.forward(x), tensor(1)));  // [B, T, H, K]
-    const Variable k = features(mixture, k_conv_.forward(k_.forward(x), tensor(2)));  // [B, T, H, K]
-    const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3)), head_shape);
+    const Variable q =
+        features(mixture, q_conv_.forward(q_.forward(x), tensor(1), input.documents));  // [B, T, H, K]
+    const Variable k =
+        features(mixture, k_conv_.forward(k_.forward(x), tensor(2), input.documents));  // [B, T, H, K]
+    const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3), input.documents), head_shape);
     const Variable log_decay = decay_.forward(x);  // [B, T, H]
     const Variable slots = state != nullptr ? Variable(*tensor(0)) : Variable();
-    const Recurrence read = recurrence(q, k, v, {.final_state = state != nullptr}, log_decay, slots);
+    const RecurrenceOptions options{.final_state = state != nullptr, .documents = input.documents};
+    const Recurrence read = recurrence(q, k, v, options, log_decay, slots);
     if (state != nullptr) {
       *tensor(0) = read.state.value();
       state->position += x.shape()[1];

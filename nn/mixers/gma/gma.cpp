@@ -9,7 +9,8 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .bidirectional = true, .cross = true, .key_mask = true};
+const MixerForms forms{
+    .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true};
 
 }  // namespace
 
@@ -61,9 +62,10 @@ Variable Gma::mix(const MixerInput& input) {
     slots = Variable(input.state->tensors[0]);
     normaliser = Variable(input.state->tensors[1]);
   }
+  const GmaOptions options{
+      .causal = input.causal, .final_state = input.state != nullptr, .documents = input.documents};
   const Recurrence read =
-      gma(q, k, v, mixture_.mean, mixture_.omega, mixture_.alpha,
-          {.causal = input.causal, .final_state = input.state != nullptr}, input.key_mask, slots, normaliser);
+      gma(q, k, v, mixture_.mean, mixture_.omega, mixture_.alpha, options, input.key_mask, slots, normaliser);
   if (input.state != nullptr) {
     input.state->tensors = {read.state.value(), read.normaliser.value()};
     input.state->position += input.x.shape()[1];

@@ -12,7 +12,8 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .bidirectional = true, .cross = true, .key_mask = true};
+const MixerForms forms{
+    .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true};
 
 /// Decodes with a state of d^2 numbers a head.
 class LinearAttention final : public Mixer {
@@ -56,7 +57,8 @@ class LinearAttention final : public Mixer {
     const Variable v = heads(masked(v_.forward(source)));
     const RecurrenceOptions options{.causal = input.causal,
                                     .scale = 1 / std::sqrt(static_cast<double>(head_size_)),
-                                    .final_state = input.state != nullptr};
+                                    .final_state = input.state != nullptr,
+                                    .documents = input.documents};
     const Variable state = input.state != nullptr ? Variable(input.state->tensors[0]) : Variable();
     const Recurrence read = recurrence(q, k, v, options, {}, state);
     if (input.state != nullptr) {
