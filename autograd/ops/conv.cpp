@@ -23,8 +23,8 @@ struct CausalConv1d {
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
       causal_conv1d_forward(device, shape, x.data<T>(), weight.data<T>(), bias.data_or_null<T>(),
-                            initial_state.data_or_null<T>(), documents.data_or_null<int32_t>(), y.data<T>(),
-                            state.data_or_null<T>());
+                            initial_state.data_or_null<T>(), y.data<T>(), state.data_or_null<T>(),
+                            documents.data_or_null<int32_t>());
     });
     for (const Tensor& tensor : {x, weight, bias, initial_state}) context.save(tensor);
     return final_state ? Tensors{y, state} : Tensors{y};
@@ -44,10 +44,9 @@ struct CausalConv1d {
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
       causal_conv1d_backward(device, shape, x.data<T>(), weight.data<T>(), bias.data_or_null<T>(),
-                             initial_state.data_or_null<T>(), documents.data_or_null<int32_t>(),
-                             dy.data_or_null<T>(), dstate.data_or_null<T>(), dx.data<T>(),
-                             dweight.data_or_null<T>(), dbias.data_or_null<T>(),
-                             dinitial_state.data_or_null<T>());
+                             initial_state.data_or_null<T>(), dy.data_or_null<T>(), dstate.data_or_null<T>(),
+                             dx.data<T>(), dweight.data_or_null<T>(), dbias.data_or_null<T>(),
+                             dinitial_state.data_or_null<T>(), documents.data_or_null<int32_t>());
     });
     return {dx, dweight, dbias, dinitial_state};
   }

@@ -84,7 +84,7 @@ void for_each_tile(const ConvShape& s, const Body& body) {
 
 template <class T>
 void causal_conv1d_forward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
-                           const T* initial_state, const int32_t* documents, T* y, T* final_state) {
+                           const T* initial_state, T* y, T* final_state, const int32_t* documents) {
   Scratch<T> scratch(s.taps * s.channels);
   T* by_tap = scratch.data();
   transpose_weight(s, weight, by_tap);
@@ -141,8 +141,8 @@ void through_activation(bool silu, int64_t n, const T* dy, T* e) {
 
 template <class T>
 void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
-                            const T* initial_state, const int32_t* documents, const T* dy,
-                            const T* dfinal_state, T* dx, T* dweight, T* dbias, T* dinitial_state) {
+                            const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
+                            T* dbias, T* dinitial_state, const int32_t* documents) {
   const int64_t weights = s.taps * s.channels;
   Scratch<T> scratch(weights * (s.batch + 2) + s.batch * s.channels);
   T* by_tap = scratch.data();
@@ -187,11 +187,11 @@ void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const
   }
 }
 
-#define INSTANTIATE(T)                                                                            \
-  template void causal_conv1d_forward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*,  \
-                                         const int32_t*, T*, T*);                                 \
-  template void causal_conv1d_backward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, \
-                                          const int32_t*, const T*, const T*, T*, T*, T*, T*);
+#define INSTANTIATE(T)                                                                                      \
+  template void causal_conv1d_forward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, T*, T*,    \
+                                         const int32_t*);                                                   \
+  template void causal_conv1d_backward<T>(Cpu, ConvShape, const T*, const T*, const T*, const T*, const T*, \
+                                          const T*, T*, T*, T*, T*, const int32_t*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

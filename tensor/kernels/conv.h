@@ -23,14 +23,14 @@ struct ConvShape {
 /// the other, but 0 for those before the last document.
 template <class T>
 void causal_conv1d_forward(Cpu, ConvShape shape, const T* x, const T* weight, const T* bias,
-                           const T* initial_state, const int32_t* documents, T* y, T* final_state);
+                           const T* initial_state, T* y, T* final_state, const int32_t* documents = nullptr);
 /// With e = dy f'(the sums), which are computed again: dx[s] = sum over i of weight[i] e[s + W - 1 - i],
 /// dweight[i] = sum over t of e[t] x[t - (W - 1) + i], dbias = sum of e. A row of the initial state has the
 /// dx of its place before token 0, and dfinal_state is added to the rows that it came from. A null dy stands
 /// for 0.
 template <class T>
 void causal_conv1d_backward(Cpu, ConvShape shape, const T* x, const T* weight, const T* bias,
-                            const T* initial_state, const int32_t* documents, const T* dy,
-                            const T* dfinal_state, T* dx, T* dweight, T* dbias, T* dinitial_state);
+                            const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
+                            T* dbias, T* dinitial_state, const int32_t* documents = nullptr);
 
 }  // namespace mixgrad
