@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/chunks.h"
@@ -56,7 +57,8 @@ class CausalPass {
         state_before_{plan, s.heads, s.key_dim * s.value_dim, in.state, states},
         normaliser_before_{plan, s.heads, s.key_dim, in.normaliser, normalisers},
         corrections_(corrects(), s, s.key_dim),
-        room_(room) {}
+        room_(room),
+        double_room_(sums_keys_in_double() ? plan.longest * (plan.longest + s.key_dim) : 0) {}
 
  protected:
   /// Calls body(piece) for every chunk and head, in parallel.
@@ -98,9 +100,23 @@ class CausalPass {
   T* gram_room_of(const Piece& p, Tiles<T>& tiles) const {
     return tiles.vector(gram_room(p.length(), s_.key_dim, s_.gate_channels));
   }
+  /// Whether the products of keys are summed in double. A key that comes again errs by the same rounding each
+  /// time; at rates near 2, where nothing is forgotten, that adds up along the sequence.
+  bool sums_keys_in_double() const { return std::is_same_v<T, float> && corrects() && s_.gate_channels == 1; }
   /// N, of which only the part below the diagonal is meant.
-  void key_gram(const Piece& p, Rows<T> gram, T* room) const {
-    decayed_gram<T>(s_.key_dim, 1, k(p), k(p), p.decay, gram, room);
+  void key_gram(const Piece& p, Rows<T> gram, T* room) {
+    if (!sums_keys_in_double()) {
+      return decayed_gram<T>(s_.key_dim, 1, k(p), k(p), p.decay, gram, room);
+    }
+    Tiles<double> tiles(double_room_.mine());
+    const Rows<double> keys = tiles.matrix(p.length(), s_.key_dim);
+    const Rows<double> products = tiles.matrix(p.length(), p.length());
+    for (int64_t i = 0; i < p.length(); ++i) std::copy_n(k(p)[i], s_.key_dim, keys[i]);
+    lower_product<double>(p.length(), s_.key_dim, 1, keys, keys, products);
+    for (int64_t i = 0; i < p.length(); ++i) {
+      for (int64_t j = 0; j <= i; ++j) gram[i][j] = static_cast<T>(products[i][j]);
+    }
+    if (p.decay.gated()) decay_lower(p.decay, gram);
   }
   /// Solves W from (I + N diag(beta)) W = K e^b, and scaled = diag(beta) W.
   void solve_corrections(const Piece& p, Rows<const T> gram, Rows<T> w, Rows<T> scaled) const {
@@ -138,6 +154,7 @@ class CausalPass {
   const StateBefore<const T> normaliser_before_;  // for normalised outputs only
   TokenRows<T> corrections_;                      // for the delta rule only
   ThreadRoom<T> room_;
+  ThreadRoom<double> double_room_;
 
   Piece piece(int64_t c, int64_t head) {
     return {c, plan_.chunks[c], head, decay_.of(plan_.chunks[c], head)};
@@ -270,6 +287,8 @@ class CausalBackward : CausalPass<T> {
         dout_(dout),
         din_(din),
         dwritten_(in.beta != nullptr, s, s.value_dim),
+        read_grams_(in.beta != nullptr, s, plan.longest),
+        key_grams_(in.beta != nullptr, s, plan.longest),
         dstates_(plan.states * s.heads * s.key_dim * s.value_dim),
         dnormalisers_(s.normalise ? plan.states * s.heads * s.key_dim : 0),
         dstate_before_{plan, s.heads, s.key_dim * s.value_dim, din.state, dstates_.data()},
@@ -334,13 +353,13 @@ class CausalBackward : CausalPass<T> {
   /// The gradient of what the keys write, as far as the chunk reads it; and diag(beta) W.
   void prepare_backward(const Piece& p) {
     Tiles<T> tiles(room_.mine());
-    const Rows<T> gram = tiles.matrix(p.length(), p.length());
+    const Rows<T> read_gram = read_grams_(p), key_gram = key_grams_(p);
     T* room = this->gram_room_of(p, tiles);
-    decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, room);
-    lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, rows_of(dout_.o, p.chunk, p.head), 0,
+    decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, read_gram, room);
+    lower_transposed_times<T>(p.length(), s_.value_dim, 1, read_gram, rows_of(dout_.o, p.chunk, p.head), 0,
                               dwritten_(p));
-    this->key_gram(p, gram, room);
-    this->solve_corrections(p, gram, tiles.matrix(p.length(), s_.key_dim), corrections_(p));
+    this->key_gram(p, key_gram, room);
+    this->solve_corrections(p, key_gram, tiles.matrix(p.length(), s_.key_dim), corrections_(p));
   }
 
   /// With what later chunks read, the gradient is complete; the residuals hand it on to the state before.
@@ -373,10 +392,10 @@ class CausalBackward : CausalPass<T> {
                               tiles.vector(channels), this->gram_room_of(p, tiles)};
     std::fill_n(gates.dlog_decay.data, p.length() * channels, T(0));
     const Rows<const T> written = this->written(p, tiles.vector(p.length() * s_.value_dim));
-    const Rows<T> gram = tiles.matrix(p.length(), p.length());
+    const Rows<T> gram = this->corrects() ? read_grams_(p) : tiles.matrix(p.length(), p.length());
     const Rows<T> dgram = tiles.matrix(p.length(), p.length());
     reads_backward(p, leads, d, written, gram, dgram, gates);
-    if (this->corrects()) corrections_backward(p, written, gram, dgram, gates);
+    if (this->corrects()) corrections_backward(p, written, dgram, gates);
     const Rows<T> tile = tiles.matrix(p.length(), s_.key_dim);
     if (const T* state = state_before_(p)) {
       state_before_backward(p, scale_, this->q(p), d, state, tile, dq(p), gates);
@@ -402,8 +421,10 @@ class CausalBackward : CausalPass<T> {
   /// matrix.
   void reads_backward(const Piece& p, bool leads, const RatioGradients<T>& d, Rows<const T> written,
                       Rows<T> gram, Rows<T> dgram, const GateGradients& gates) {
-    decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, gates.room);
-    if (!this->corrects()) lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, d.dnum, 0, dv(p));
+    if (!this->corrects()) {  // else it is there, and its product part of the gradient of what is written
+      decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, gates.room);
+      lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, d.dnum, 0, dv(p));
+    }
     lower_product<T>(p.length(), s_.value_dim, 1, d.dnum, written, dgram);
     if (s_.normalise) {
       for (int64_t i = 0; i < p.length(); ++i) {
@@ -416,9 +437,9 @@ class CausalBackward : CausalPass<T> {
 
   /// R = V - (K e^b) S - N U with U = diag(beta) R. The gradient of U, complete but for what it does within
   /// the residuals, becomes that of V.
-  void corrections_backward(const Piece& p, Rows<const T> written, Rows<T> gram, Rows<T> dgram,
+  void corrections_backward(const Piece& p, Rows<const T> written, Rows<T> dgram,
                             const GateGradients& gates) {
-    this->key_gram(p, gram, gates.room);
+    const Rows<T> gram = key_grams_(p);
     const Rows<T> du = dwritten_(p);
     solve_lower_transposed<T>(p.length(), s_.value_dim, gram, this->beta(p), du, dv(p));
     const Rows<T> dbeta = this->scalars(din_.beta, p);
@@ -486,8 +507,9 @@ class CausalBackward : CausalPass<T> {
   const RecurrenceOutputs<const T>& out_;
   const RecurrenceOutputGradients<T>& dout_;
   const RecurrenceInputGradients<T>& din_;
-  TokenRows<T> dwritten_;  // for the delta rule only
-  Scratch<T> dstates_;     // of the states between chunks
+  TokenRows<T> dwritten_;                // for the delta rule only, like the next
+  TokenRows<T> read_grams_, key_grams_;  // of queries and keys, and of keys alone
+  Scratch<T> dstates_;                   // of the states between chunks
   Scratch<T> dnormalisers_;
   const StateBefore<T> dstate_before_;
   const StateBefore<T> dnormaliser_before_;
