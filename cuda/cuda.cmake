@@ -42,9 +42,13 @@ if(cuda_kind STREQUAL ON)
   set(cuda_library mixgrad_cuda)
   set(cuda_summary "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(cuda_kind STREQUAL SIM)
-  # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's.
-  set(simulated_kernel_options -fno-sanitize=address -fsanitize=thread -Wno-unknown-pragmas
+  # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's, which sees to
+  # addresses and their alignment itself.
+  set(simulated_kernel_options -fno-sanitize=address,alignment -fsanitize=thread -Wno-unknown-pragmas
                                "$<$<NOT:$<CONFIG:Debug>>:-O2;-g1>")
+  if(CMAKE_CXX_COMPILER_ID MATCHES Clang)  # else a read just before a write of the same place is left out
+    list(APPEND simulated_kernel_options "SHELL:-mllvm -tsan-instrument-read-before-write=1")
+  endif()
   file(GLOB simulator CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/simulator/*.cpp)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${simulated_kernel_options}")
   # It runs on stacks of its own, of which no sanitizer knows.

@@ -211,8 +211,11 @@ void check_same(double tolerance, const F& call) {
 /// Checks in the simulator that a kernel of this name ran since the last check_same began.
 inline void check_ran([[maybe_unused]] const std::string& kernel) {
 #if defined(MIXGRAD_CUDA_SIMULATED)
-  bool found = false;
-  for (const auto& record : simulator::launch_log()) found = found || record.kernel.starts_with(kernel + "<");
+  const auto& log = simulator::launch_log();
+  const bool found = std::any_of(log.begin(), log.end(), [&](const auto& record) {
+    return record.kernel == kernel ||
+           record.kernel.starts_with(kernel + "<");  // clang leaves out the arguments
+  });
   CHECK_MESSAGE(found, kernel, " did not run");
 #endif
 }
