@@ -318,10 +318,10 @@ class CausalBackward : CausalPass<T> {
   void clear_unread(const StateBefore<T>& dbefore) const {
     if (dbefore.initial == nullptr) return;
     const int64_t row_size = s_.heads * dbefore.size;
-    for (int64_t row = 0; row < s_.batch; ++row) {
+    parallel_tasks(s_.batch, [&](int64_t row) {
       const bool read = plan_.chunks[plan_.row_begin[row]].first;
       if (!read) std::fill_n(dbefore.initial + row * row_size, row_size, T(0));
-    }
+    });
   }
 
   Rows<T> dq(const Piece& p) const { return rows_of(din_.q, p.chunk, p.head / this->group()); }
