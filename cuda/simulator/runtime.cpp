@@ -7,7 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <exception>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -144,44 +145,54 @@ void synchronize(const Cuda& device) { simulator::run_all(simulator::queue_of(de
 Stream::Stream(int device_index) : device_{device_index, new simulator::Queue} {
   check_usage(device_index == 0, "[cuda] device ", device_index, " is not there; allowed: 0");
 }
-Stream::~Stream() { delete static_cast<simulator::Queue*>(device_.stream); }
+Stream::~Stream() {
+  try {
+    synchronize(device_);
+  } catch (const Error&) {
+    // Nobody asked for these results.
+  }
+  delete static_cast<simulator::Queue*>(device_.stream);
+}
 
 namespace {
 
-/// Work of `queue` up to which the event has happened.
-struct SimulatedEvent {
+struct Recording {
   Cuda device;
-  bool happened = true;
+  bool happened = false;
   std::chrono::steady_clock::time_point time;
 };
 
-SimulatedEvent& simulated(void* event) { return *static_cast<SimulatedEvent*>(event); }
+/// An event's last recording, which work in a queue may share.
+std::shared_ptr<Recording>& last_recording(void* event) {
+  return *static_cast<std::shared_ptr<Recording>*>(event);
+}
 
 }  // namespace
 
-Event::Event() : event_(new SimulatedEvent) {}
-Event::~Event() { delete &simulated(event_); }
+Event::Event() : event_(new std::shared_ptr<Recording>) {}
+Event::~Event() { delete &last_recording(event_); }
 
 void Event::record(const Cuda& device) {
-  SimulatedEvent& event = simulated(event_);
-  event.device = device;
-  event.happened = false;
-  enqueue(device, [&event] {
-    event.happened = true;
-    event.time = std::chrono::steady_clock::now();
+  const auto recording = std::make_shared<Recording>(Recording{.device = device, .time = {}});
+  last_recording(event_) = recording;
+  enqueue(device, [recording] {
+    recording->happened = true;
+    recording->time = std::chrono::steady_clock::now();
   });
 }
 
 void Event::wait_on(const Cuda& device) const {
-  const SimulatedEvent& event = simulated(event_);
-  enqueue(device, [&event] {
-    if (!event.happened) synchronize(event.device);
+  enqueue(device, [recording = last_recording(event_)] {
+    if (recording != nullptr && !recording->happened) synchronize(recording->device);
   });
 }
 
 double Event::milliseconds_since(const Event& start) const {
-  return std::chrono::duration<double, std::milli>(simulated(event_).time - simulated(start.event_).time)
-      .count();
+  const auto& from = last_recording(start.event_);
+  const auto& to = last_recording(event_);
+  check(from != nullptr && from->happened && to != nullptr && to->happened,
+        "[cuda] milliseconds_since: both events must be recorded, and their streams synchronised");
+  return std::chrono::duration<double, std::milli>(to->time - from->time).count();
 }
 
 }  // namespace cuda

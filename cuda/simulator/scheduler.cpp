@@ -95,8 +95,8 @@ class Scheduler {
   }
 
   int meet_block(int predicate, CallSite site) {
-    if (skips(site)) return 0;
     const Quiet quiet;
+    if (skips(site)) return 0;
     if (at_barrier_ == 0) {
       barrier_ = site;
       predicates_ = 0;
@@ -122,8 +122,8 @@ class Scheduler {
   }
 
   uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int source, CallSite site) {
-    if (meeting == Meeting::warp_barrier && skips(site)) return 0;
     const Quiet quiet;
+    if (meeting == Meeting::warp_barrier && skips(site)) return 0;
     const unsigned lane = index_ % warp_size;
     Warp& warp = warps_[index_ / warp_size];
     mask &= warp.lanes;
@@ -152,25 +152,20 @@ class Scheduler {
     failure_ = str(grid_->kernel, ", block ", blockIdx, ", thread ", threadIdx, ": ");
     failure_ += message;
     std::string().swap(message);  // nothing on this stack will be destroyed
-    Fiber abandoned;
-    abandoned.switch_to(main_);
+    running_->switch_to(main_);
     __builtin_unreachable();
   }
 
   void* shared_array(SharedSlot& slot, int64_t bytes) {
     const Quiet quiet;
-    if (slot.block != accessor.block) {
-      slot.data = take_shared(slot.data, bytes);
-      slot.block = accessor.block;
-      use_shared(bytes);
-    }
-    return slot.data;
+    return take(slot, bytes);
   }
 
   void* dynamic_shared_array() {
-    if (grid_->dynamic_shared_bytes == 0)
-      fail_thread("uses dynamic shared memory, but was launched with 0 bytes");
-    return shared_array(dynamic_shared_[grid_->dynamic_shared_bytes], grid_->dynamic_shared_bytes);
+    const Quiet quiet;
+    const int64_t bytes = grid_->dynamic_shared_bytes;
+    if (bytes == 0) fail_thread("uses dynamic shared memory, but was launched with 0 bytes");
+    return take(dynamic_shared_[bytes], bytes);
   }
 
   std::vector<LaunchRecord> log;
@@ -184,12 +179,18 @@ class Scheduler {
 
   Thread& current() { return threads_[index_]; }
 
-  void use_shared(int64_t bytes) {
-    shared_bytes_ += bytes;
-    if (shared_bytes_ > max_shared_bytes) {
-      fail_thread(str(shared_bytes_, " bytes of shared memory; allowed: ", max_shared_bytes));
+  /// The slot's memory in this block, counted when it is taken for the first time.
+  void* take(SharedSlot& slot, int64_t bytes) {
+    if (slot.block != accessor.block) {
+      slot.data = take_shared(slot.data, bytes);
+      slot.block = accessor.block;
+      shared_bytes_ += bytes;
+      if (shared_bytes_ > max_shared_bytes) {
+        fail_thread(str(shared_bytes_, " bytes of shared memory; allowed: ", max_shared_bytes));
+      }
+      log.back().shared_bytes = std::max(log.back().shared_bytes, shared_bytes_);
     }
-    log.back().shared_bytes = std::max(log.back().shared_bytes, shared_bytes_);
+    return slot.data;
   }
 
   template <class T>
@@ -208,7 +209,7 @@ class Scheduler {
     record.threads = grid.threads;
     blockDim = grid.threads;
     gridDim = grid.blocks;
-    accessor.launch = accessor.block + 1;
+    accessor.launch = blocks_run_ + 1;
     accessor.bytes_read = accessor.bytes_written = 0;
   }
 
@@ -219,7 +220,7 @@ class Scheduler {
 
   void run_block(const uint3& block) {
     blockIdx = block;
-    ++accessor.block;
+    accessor.block = ++blocks_run_;
     const unsigned count = grid_->threads.x * grid_->threads.y * grid_->threads.z;
     threads_.assign(count, {});
     warps_.assign((count + warp_size - 1) / warp_size, {});
@@ -359,6 +360,7 @@ class Scheduler {
   const Grid* grid_ = nullptr;
   std::string failure_;
   std::mt19937 random_;
+  uint32_t blocks_run_ = 0;  // of all launches
 
   std::vector<Thread> threads_;  // of the block
   std::vector<Warp> warps_;

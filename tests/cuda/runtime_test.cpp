@@ -89,6 +89,7 @@ TEST_CASE("cuda/runtime: events tell the time between them") {
   const cuda::Stream stream;
   cuda::Event start;
   cuda::Event end;
+  CHECK(message_of([&] { end.milliseconds_since(start); }) != "");
   start.record(stream.device());
   end.record(stream.device());
   cuda::synchronize(stream.device());
