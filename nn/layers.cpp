@@ -7,6 +7,7 @@
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/embedding.h"
 #include "autograd/ops/linear.h"
+#include "autograd/ops/mlp.h"
 #include "autograd/ops/norm.h"
 
 namespace mixgrad {
@@ -96,6 +97,8 @@ Mlp::Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser)
   declare("down", down_);
 }
 
-Variable Mlp::forward(const Variable& x) const { return down_.forward(gelu_tanh(up_.forward(x))); }
+Variable Mlp::forward(const Variable& x) const {
+  return mlp(x, up_.weight(), up_.bias(), down_.weight(), down_.bias());
+}
 
 }  // namespace mixgrad

@@ -14,6 +14,7 @@ class Linear : public Module {
 
   Variable forward(const Variable& x) const;  // [..., in] -> [..., out]
   const Variable& weight() const { return weight_; }
+  const Variable& bias() const { return bias_; }  // undefined: none
 
  private:
   Variable weight_;

@@ -146,6 +146,7 @@ int bench(int argc, char** argv) {
   options.validate();
   for (const Command& command : chosen) command.validate();
   if (options.threads > 0) set_thread_count(static_cast<int>(options.threads));
+  set_matrix_precision(parse_precision(options.precision));
   run_commands(chosen, options);
   return 0;
 }

@@ -64,6 +64,7 @@ void declare(CLI::App& app, TrainOptions& o) {
   running(app.add_flag("--resume", o.resume, "Go on from the newest checkpoint in --out"));
   running(app.add_option("--device", o.device, "cpu, cuda or auto"));
   running(app.add_option("--threads", o.threads, "0: all that the machine has"));
+  running(app.add_option("--precision", o.precision, precision_help));
   app.set_config("--config", "", "File of key = value lines; the command line wins");
   add_version(app);
   app.footer(mixers_help());
@@ -120,6 +121,11 @@ std::string mixers_help() {
     }
   }
   return text;
+}
+
+MatrixPrecision parse_precision(const std::string& text) {
+  check_usage(text == "f32" || text == "bf16", "[options] --precision: '", text, "'; allowed: f32, bf16");
+  return text == "bf16" ? MatrixPrecision::bfloat16 : MatrixPrecision::float32;
 }
 
 void declare_model_options(CLI::App& app, ModelConfig& model) {
@@ -184,6 +190,7 @@ void TrainOptions::validate() const {
   check_count("sample-every", sample_every, 0, most_steps);
   check_count("log-every", log_every, 1, most_steps);
   check_count("threads", threads, 0, most_threads());
+  parse_precision(precision);
   ModelConfig with_any_vocabulary = model;
   with_any_vocabulary.vocabulary = 1;  // the real one is known once the data is read
   with_any_vocabulary.validate();
@@ -222,7 +229,8 @@ nlohmann::ordered_json TrainOptions::effective() const {
           {"sample-every", sample_every},
           {"log-every", log_every},
           {"device", device},
-          {"threads", threads}};
+          {"threads", threads},
+          {"precision", precision}};
 }
 
 }  // namespace mixgrad

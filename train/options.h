@@ -7,6 +7,7 @@
 
 #include "models/config.h"
 #include "nn/optimizer.h"
+#include "tensor/kernels/gemm.h"
 
 namespace CLI {
 class App;
@@ -43,6 +44,7 @@ struct TrainOptions {
   bool resume = false;
   std::string device = "auto";
   int64_t threads = 0;  // 0: as many as the machine has
+  std::string precision = "f32";
 
   /// What makes the run what it is: the value of every option, by the name that the command line knows it by,
   /// but of those that say where and how it is run (out, resume, config).
@@ -55,6 +57,12 @@ struct TrainOptions {
   /// Throws UsageError that names the first option which is out of range, its value, and what is allowed.
   void validate() const;
 };
+
+/// What --precision says of the matrix products: f32, or bf16.
+inline constexpr const char* precision_help =
+    "Of matrix products: f32, or bf16: operands rounded to bfloat16, where the CPU has instructions for it";
+/// Throws UsageError for anything but "f32" and "bf16".
+MatrixPrecision parse_precision(const std::string& text);
 
 /// Declares the options that make a model, but its context and its vocabulary, in the group "Model".
 void declare_model_options(CLI::App& app, ModelConfig& model);

@@ -106,6 +106,7 @@ Trainer::Trainer(const TrainOptions& options)
       planned_(options.minutes == 0),
       progress_(options.log_every) {
   if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
+  set_matrix_precision(parse_precision(options_.precision));
   check_memory("at least", least_training_bytes(config_, options_.batch));
   memory_bytes_ = measure_training_bytes(config_, batches(), options_.resume);
   check_memory("about", static_cast<double>(memory_bytes_));

@@ -22,8 +22,7 @@ struct Linear {
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
       gemm(device, {.m = rows, .n = out, .k = in, .b = Transpose::yes}, T(1), x.data<T>(), weight.data<T>(),
-           T(0), y.data<T>());
-      if (bias.defined()) bias_forward(device, rows, out, bias.data<T>(), y.data<T>());
+           T(0), y.data<T>(), {.bias = bias.data_or_null<T>()});
     });
     return y;
   }

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "tensor/allocator.h"
-#include "tensor/cpu/blas.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/cpu/tile_gemm.h"
 #include "tensor/kernels/vector_math.h"
 #include "tensor/parallel.h"
 

@@ -1,20 +1,20 @@
-// Matrix products on the CPU: tiles of a fixed size, each computed by one thread, so that the result does not
-// depend on how many there are.
+// Matrix products on the CPU: our own for float, OpenBLAS's for double and for products of very few rows.
 #include "tensor/kernels/gemm.h"
 
 #include <algorithm>
 
+#include "tensor/allocator.h"
+#include "tensor/cpu/bf16_gemm.h"
 #include "tensor/cpu/blas.h"
+#include "tensor/cpu/epilogue.h"
+#include "tensor/cpu/packed_gemm.h"
+#include "tensor/cpu/tile_gemm.h"
+#include "tensor/error.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {
 
 namespace {
-
-// Large enough that packing its operands is a few percent of a tile's work, small enough that the products of
-// a small model still make several tiles.
-constexpr int64_t tile_rows = 128;
-constexpr int64_t tile_columns = 256;
 
 GemmShape with_strides(GemmShape s) {
   if (s.lda == 0) s.lda = s.a == Transpose::yes ? s.m : s.k;
@@ -23,11 +23,17 @@ GemmShape with_strides(GemmShape s) {
   return s;
 }
 
-}  // namespace
+/// Our kernels compute whole panels of columns, and packing one is paid back by several rows.
+bool blas_is_faster(const GemmShape& s) { return s.m < 4 || 4 * s.n < 3 * micro_kernels().columns; }
+
+// Tiles of OpenBLAS's products, each by one thread, so that the result does not depend on how many there are:
+// large enough that packing its operands is a few percent of a tile's work.
+constexpr int64_t tile_rows = 128;
+constexpr int64_t tile_columns = 256;
 
 template <class T>
-void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c) {
-  const GemmShape s = with_strides(shape);
+void tiled_blas_gemm(const GemmShape& s, T alpha, const T* a, const T* b, T beta, T* c,
+                     const Epilogue<T>& epilogue) {
   const int64_t row_tiles = (s.m + tile_rows - 1) / tile_rows;
   const int64_t column_tiles = (s.n + tile_columns - 1) / tile_columns;
   parallel_tasks(row_tiles * column_tiles, [&](int64_t tile) {
@@ -36,9 +42,55 @@ void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c) {
     GemmShape part = s;
     part.m = std::min(tile_rows, s.m - i);
     part.n = std::min(tile_columns, s.n - j);
-    tile_gemm(part, alpha, a + i * (s.a == Transpose::yes ? 1 : s.lda),
+    blas_gemm(part, alpha, a + i * (s.a == Transpose::yes ? 1 : s.lda),
               b + j * (s.b == Transpose::yes ? s.ldb : 1), beta, c + i * s.ldc + j);
+    apply(epilogue, i, i + part.m, j, j + part.n, c, s.ldc);
   });
+}
+
+}  // namespace
+
+namespace {
+MatrixPrecision precision_in_use = MatrixPrecision::float32;
+}
+
+MatrixPrecision matrix_precision() { return precision_in_use; }
+
+void set_matrix_precision(MatrixPrecision precision) {
+  check_usage(precision == MatrixPrecision::float32 || bf16_kernels() != nullptr,
+              "[gemm] precision bf16: this CPU has neither AMX nor AVX512_BF16; allowed: f32");
+  precision_in_use = precision;
+}
+
+template <>
+void tile_gemm(const GemmShape& shape, float alpha, const float* a, const float* b, float beta, float* c) {
+  const GemmShape s = with_strides(shape);
+  blas_is_faster(s) ? blas_gemm(s, alpha, a, b, beta, c) : packed_tile_gemm(s, alpha, a, b, beta, c);
+}
+
+template <>
+void tile_gemm(const GemmShape& shape, double alpha, const double* a, const double* b, double beta,
+               double* c) {
+  blas_gemm(with_strides(shape), alpha, a, b, beta, c);
+}
+
+template <>
+void gemm(Cpu, GemmShape shape, float alpha, const float* a, const float* b, float beta, float* c,
+          const Epilogue<float>& epilogue) {
+  const GemmShape s = with_strides(shape);
+  if (blas_is_faster(s)) {
+    tiled_blas_gemm(s, alpha, a, b, beta, c, epilogue);
+  } else if (matrix_precision() == MatrixPrecision::bfloat16) {
+    bf16_gemm(*bf16_kernels(), s, alpha, a, b, beta, c, epilogue);
+  } else {
+    packed_gemm(s, alpha, a, b, beta, c, epilogue);
+  }
+}
+
+template <>
+void gemm(Cpu, GemmShape shape, double alpha, const double* a, const double* b, double beta, double* c,
+          const Epilogue<double>& epilogue) {
+  tiled_blas_gemm(with_strides(shape), alpha, a, b, beta, c, epilogue);
 }
 
 template <class T>
@@ -52,30 +104,29 @@ void gemm_batched(Cpu, GemmShape shape, GemmBatch batch, T alpha, const T* a, co
   });
 }
 
-template <class T>
-void bias_forward(Cpu, int64_t rows, int64_t columns, const T* bias, T* y) {
-  parallel_blocks(rows, rows_per_block(columns), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for (int64_t j = 0; j < columns; ++j) y[row * columns + j] += bias[j];
-    }
-  });
-}
-
+// Rows are read as they lie; the sums of each block of them are added up at the end.
 template <class T>
 void bias_backward(Cpu, int64_t rows, int64_t columns, const T* dy, T* dbias) {
-  constexpr int64_t block = 16;  // columns: one cache line of floats
-  parallel_blocks(columns, block, [&](int64_t begin, int64_t end) {
+  constexpr int64_t block = 128;
+  const int64_t blocks = (rows + block - 1) / block;
+  Scratch<T> partial(blocks * columns);
+  parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
+    T* const sum = partial.data() + begin / block * columns;
+    std::fill_n(sum, columns, T(0));
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t j = 0; j < columns; ++j) sum[j] += dy[row * columns + j];
+    }
+  });
+  parallel_blocks(columns, rows_per_block(blocks), [&](int64_t begin, int64_t end) {
     std::fill(dbias + begin, dbias + end, T(0));
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t j = begin; j < end; ++j) dbias[j] += dy[row * columns + j];
+    for (int64_t i = 0; i < blocks; ++i) {
+      for (int64_t j = begin; j < end; ++j) dbias[j] += partial.data()[i * columns + j];
     }
   });
 }
 
 #define INSTANTIATE(T)                                                                    \
-  template void gemm<T>(Cpu, GemmShape, T, const T*, const T*, T, T*);                    \
   template void gemm_batched<T>(Cpu, GemmShape, GemmBatch, T, const T*, const T*, T, T*); \
-  template void bias_forward<T>(Cpu, int64_t, int64_t, const T*, T*);                     \
   template void bias_backward<T>(Cpu, int64_t, int64_t, const T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)

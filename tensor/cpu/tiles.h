@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "tensor/allocator.h"
-#include "tensor/cpu/blas.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/cpu/tile_gemm.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {

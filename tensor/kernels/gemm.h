@@ -26,14 +26,32 @@ struct GemmBatch {
   int64_t c_outer = 0, c_inner = 0;
 };
 
+/// What happens to C after the product, in this order, while its elements are in the cache. Null: nothing.
+/// The matrices are laid out as C is.
 template <class T>
-void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c);
+struct Epilogue {
+  const T* bias = nullptr;        // [n]: C += bias in each row
+  const T* residual = nullptr;    // C += residual
+  T* gelu = nullptr;              // gelu = GELU(C), by its tanh approximation; C stays as it is
+  const T* gelu_input = nullptr;  // C *= GELU'(gelu_input): from the gradient of GELU's result to its input's
+};
+
+/// How gemm() computes products of floats: as they are, or with operands rounded to bfloat16 (8 bits of
+/// mantissa) and sums in float. Products of double, of very few rows or columns, and the tiles inside of
+/// other kernels are not concerned.
+enum class MatrixPrecision { float32, bfloat16 };
+MatrixPrecision matrix_precision();
+/// Sets it for the whole process; not while products are computed. Throws UsageError where this CPU has no
+/// instructions for bfloat16.
+void set_matrix_precision(MatrixPrecision precision);
+
+template <class T>
+void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c,
+          const Epilogue<T>& epilogue = {});
 template <class T>
 void gemm_batched(Cpu, GemmShape shape, GemmBatch batch, T alpha, const T* a, const T* b, T beta, T* c);
 
-/// y[r, :] += bias and dbias = sum over rows of dy. y, dy [rows, columns].
-template <class T>
-void bias_forward(Cpu, int64_t rows, int64_t columns, const T* bias, T* y);
+/// dbias = sum over rows of dy [rows, columns].
 template <class T>
 void bias_backward(Cpu, int64_t rows, int64_t columns, const T* dy, T* dbias);
 

@@ -366,7 +366,7 @@ TEST_CASE("train/bench program: json holds machine and figures and the compariso
   const std::string json_path = (folder / "out.json").string();
   const Outcome outcome =
       bench(small_step + std::vector<std::string>{"--json", json_path, "--against", peer.command(),
-                                                  "--rounds", "2", "--filter", "^linear"});
+                                                  "--rounds", "2", "--filter", "^mlp"});
   CHECK(outcome.code == 0);
   CHECK(contains(outcome.out, "peer/ours"));
   CHECK(contains(outcome.out, "peak memory of the process"));
@@ -376,7 +376,7 @@ TEST_CASE("train/bench program: json holds machine and figures and the compariso
   CHECK(set.at("name") == "step");
   CHECK(set.at("peaks_before").at("fp32_flops_s").get<double>() > 0);
   CHECK(set.at("figures").at(0).at("share_of_peak").get<double>() > 0);
-  CHECK(set.at("figures").size() == 4);  // step, sum, linear forward and backward
+  CHECK(set.at("figures").size() == 4);  // step, sum, mlp forward and backward
   CHECK(set.at("against").at(0).at("ratio").at("median").get<double>() > 0);
   CHECK(set.at("against").at(0).at("peer_peak_bytes") == 123456789);
 }

@@ -73,7 +73,7 @@ TEST_CASE("train/options: every documented option exists") {
         "lr",           "min-lr",           "warmup",       "beta1",      "beta2",          "weight-decay",
         "clip",         "dropout",          "positions",    "seed",       "tie-embeddings", "eval-every",
         "eval-batches", "checkpoint-every", "sample-every", "out",        "resume",         "device",
-        "threads",      "config",           "help",         "version"}) {
+        "threads",      "precision",        "config",       "help",       "version"}) {
     CAPTURE(name);
     CHECK(known.contains(name));
   }

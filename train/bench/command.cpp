@@ -10,6 +10,7 @@
 
 #include "tensor/cpu_info.h"
 #include "tensor/error.h"
+#include "train/options.h"
 #include "train/progress.h"
 
 namespace mixgrad {
@@ -165,12 +166,14 @@ void BenchOptions::validate() const {
   check_usage(rounds >= 1 && rounds <= 1000, "[options] --rounds: ", rounds, "; allowed: 1 to 1000");
   check_usage(attempts >= 1 && attempts <= 100, "[options] --attempts: ", attempts, "; allowed: 1 to 100");
   parse_filter(filter);
+  parse_precision(precision);
 }
 
 void declare_bench_options(CLI::App& app, BenchOptions& o) {
   app.option_defaults()->always_capture_default();
   const auto common = [&](auto* option) { option->group("Measuring"); };
   common(app.add_option("--threads", o.threads, "0: all that the machine has"));
+  common(app.add_option("--precision", o.precision, precision_help));
   common(app.add_option("--seconds", o.seconds, "For each figure, in each round; at least three calls"));
   common(app.add_option("--filter", o.filter, "Only figures whose names match this regular expression"));
   common(app.add_option("--json", o.json, "Also write everything to this file"));

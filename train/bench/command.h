@@ -18,7 +18,8 @@ namespace mixgrad {
 
 /// Options of every command.
 struct BenchOptions {
-  int64_t threads = 0;   // 0: all that the machine has
+  int64_t threads = 0;  // 0: all that the machine has
+  std::string precision = "f32";
   double seconds = 1;    // of each figure, in each round
   std::string filter;    // regular expression; empty: all figures
   std::string json;      // file; empty: none
