@@ -42,7 +42,7 @@ bool conflicts(int64_t stride) { return stride % 1024 == 0; }
 
 /// Copies a few floats; a call of the library's function would take longer than the copy. The last blocks
 /// overlap.
-void copy_few(const float* from, int64_t count, float* to) {
+[[gnu::always_inline]] inline void copy_few(const float* from, int64_t count, float* to) {
   const auto copy = [&]<int size>() {
     for (int64_t i = 0; i + size < count; i += size) std::memcpy(to + i, from + i, size * sizeof(float));
     std::memcpy(to + count - size, from + count - size, size * sizeof(float));
@@ -83,7 +83,15 @@ class Part {
  public:
   /// Rooms for what is packed, of the sizes below; null: reads that operand in place.
   Part(const Product& product, Range rows, Range columns, Range depth, float* a_room, float* b_room)
-      : product_(product), rows_(rows), columns_(columns), depth_(depth), a_room_(a_room), b_room_(b_room) {}
+      : product_(product),
+        rows_(rows),
+        columns_(columns),
+        depth_(depth),
+        a_room_(a_room),
+        b_room_(b_room),
+        row_blocks_(ceiling(rows.size(), product.kernels.rows)),
+        block_size_(rows.size() / row_blocks_),
+        longer_blocks_(rows.size() % row_blocks_) {}
 
   static constexpr int64_t a_room_size(int64_t rows) { return rows * (depth_block + 16); }
   static constexpr int64_t b_room_size(int64_t columns) {
@@ -105,7 +113,7 @@ class Part {
     const int64_t first = columns_.begin + task / row_tasks() * task_columns;
     const Range columns{first, std::min(columns_.end, first + task_columns)};
     const int64_t begin = task % row_tasks() * task_blocks;
-    const int64_t end = std::min(row_blocks(), begin + task_blocks);
+    const int64_t end = std::min(row_blocks_, begin + task_blocks);
     for (int64_t block = begin; block < end; ++block) {
       const Range rows = rows_of(block);
       if (depth_.begin == 0) scale(rows, columns);
@@ -118,11 +126,10 @@ class Part {
 
  private:
   int64_t width() const { return product_.kernels.columns; }
-  int64_t row_blocks() const { return ceiling(rows_.size(), product_.kernels.rows); }
-  int64_t row_tasks() const { return ceiling(row_blocks(), task_blocks); }
+  int64_t row_tasks() const { return ceiling(row_blocks_, task_blocks); }
   Range rows_of(int64_t block) const {
-    const Range part = even_part(rows_.size(), row_blocks(), block);
-    return {rows_.begin + part.begin, rows_.begin + part.end};
+    const auto begin = [&](int64_t i) { return rows_.begin + i * block_size_ + std::min(i, longer_blocks_); };
+    return {begin(block), begin(block + 1)};
   }
 
   /// Where rows are contiguous, copies each without a gap to a distance that is no power of two; else each
@@ -136,7 +143,7 @@ class Part {
       return;
     }
     for (int64_t p = depth.begin; p < depth.end; ++p) {
-      for (int64_t block = 0; block < row_blocks(); ++block) {
+      for (int64_t block = 0; block < row_blocks_; ++block) {
         const Range rows = rows_of(block);
         copy_few(a.data + p * a.depth + rows.begin, rows.size(),
                  packed_block(rows) + (p - depth_.begin) * rows.size());
@@ -193,6 +200,7 @@ class Part {
       float* const c = product_.c + rows.begin * ldc + j;
       const int64_t count = columns.end - j;
       if (count >= width()) {
+        prefetch_c(rows, j + width());
         kernel(depth_.size(), product_.alpha, a, panel, b_depth, c, ldc, add);
         continue;
       }
@@ -204,6 +212,14 @@ class Part {
           c[i * ldc + column] = add ? c[i * ldc + column] + sum : sum;
         }
       }
+    }
+  }
+
+  /// Asks for the panel of C that is written next: else each kernel would end by waiting for memory.
+  void prefetch_c(Range rows, int64_t column) const {
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      const float* const c = product_.c + i * product_.shape.ldc + column;
+      for (int64_t j = 0; j < width(); j += 16) __builtin_prefetch(c + j, 1);
     }
   }
 
@@ -219,6 +235,7 @@ class Part {
   const Product& product_;
   Range rows_, columns_, depth_;
   float *a_room_, *b_room_;
+  int64_t row_blocks_, block_size_, longer_blocks_;  // so many blocks have one row more than block_size_
 };
 
 /// How much is packed at a time.
