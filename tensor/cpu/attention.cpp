@@ -217,6 +217,33 @@ void add_seen(const Tile& tile, T factor, const T* p, Rows<const T> x, Rows<T> y
   });
 }
 
+/// y[j] += factor * sum over the rows i that see column j of p[i, j] x[i].
+template <class T>
+void add_seen_by(const Tile& tile, T factor, const T* p, Rows<const T> x, Rows<T> y) {
+  for_each_block(tile, [&](int64_t first, int64_t rows) {
+    Range common{tile.seen[first + rows - 1].begin, tile.seen[first].end};
+    if (common.begin >= common.end) common = {0, 0};
+    tile_gemm({.m = common.end - common.begin,
+               .n = x.width,
+               .k = rows,
+               .a = Transpose::yes,
+               .lda = tile_columns,
+               .ldb = x.stride,
+               .ldc = y.stride},
+              factor, p + first * tile_columns + common.begin, x.row(first), T(1), y.row(common.begin));
+    for (int64_t i = first; i < first + rows; ++i) {
+      const auto add_row = [&](int64_t begin, int64_t end) {
+        for (int64_t j = begin; j < end; ++j) {
+          const T weight = factor * p[i * tile_columns + j];
+          for (int64_t c = 0; c < x.width; ++c) y.row(j)[c] += weight * x.row(i)[c];
+        }
+      };
+      add_row(tile.seen[i].begin, std::min(tile.seen[i].end, common.begin));
+      add_row(std::max(tile.seen[i].begin, common.end), tile.seen[i].end);
+    }
+  });
+}
+
 /// Calls body(row, begin, end) for each row of scores and what it sees, widened to whole vectors where the
 /// tile allows it. The neighbours that this takes in get -inf: they change neither a maximum nor a sum of
 /// exp(score).
@@ -310,7 +337,7 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
 
 namespace {
 
-/// What both passes of backward read: the operands and, for each row [B, H, Tq],
+/// What backward reads: the operands and, for each row [B, H, Tq],
 ///   P = inverse_sum exp(score - maximum),  dS = slope exp(score - maximum) (d_o v^T - delta).
 template <class T>
 struct Saved {
@@ -346,62 +373,34 @@ void statistics(const AttentionShape& s, const Visibility& visible, Heads<const 
   });
 }
 
-/// dq: tiles of queries against the keys that they see.
+/// The gradients of one key head and of all queries that read it: tiles of keys against the queries that see
+/// them. A key's gradients are finished with its tile; those of the queries grow from one tile to the next.
 template <class T>
-void backward_queries(const Saved<T>& saved, Heads<T> dq) {
-  const AttentionShape& s = saved.shape;
-  for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
-    const int64_t key_head = task.head / (s.heads / s.key_heads);
-    const int64_t row = saved.row(task.batch, task.head, task.first);
-    const Rows<const T> q = rows_of(saved.q, task.batch, task.first, task.head);
-    const Rows<const T> d_o = rows_of(saved.d_o, task.batch, task.first, task.head);
-    const Rows<T> dq_rows = rows_of(dq, task.batch, task.first, task.head);
-    clear(task.rows, dq_rows);
-    alignas(64) T scores[tile_rows * tile_columns];
-    alignas(64) T dp[tile_rows * tile_columns];
-
-    const auto seen = [&](int64_t i) { return saved.visible.keys_of(task.batch, task.first + i); };
-    for_each_tile(task.rows, seen, [&](const Tile& tile, int64_t key) {
-      const Rows<const T> k = rows_of(saved.k, task.batch, key, key_head);
-      dot_seen(tile, T(s.scale), q, k, scores);
-      dot_seen(tile, T(1), d_o, rows_of(saved.v, task.batch, key, key_head), dp);
-      for_each_seen(tile, scores, [&](int64_t i, int64_t begin, int64_t end) {
-        const T* const score = scores + i * tile_columns;
-        T* const ds = dp + i * tile_columns;
-        const T maximum = saved.maximum[row + i], slope = saved.slope[row + i];
-        const T delta = saved.delta[row + i];
-        for (int64_t j = begin; j < end; ++j) {
-          ds[j] = slope * vector_exp(score[j] - maximum) * (ds[j] - delta);
-        }
-      });
-      add_seen(tile, T(s.scale), dp, k, dq_rows);
-    });
-  });
-}
-
-/// dk and dv: tiles of keys against the queries, of all heads that read them, that see them.
-template <class T>
-void backward_keys(const Saved<T>& saved, Heads<T> dk, Heads<T> dv) {
+void backward_head(const Saved<T>& saved, int64_t batch, int64_t key_head, Heads<T> dq, Heads<T> dk,
+                   Heads<T> dv) {
   const AttentionShape& s = saved.shape;
   const int64_t group = s.heads / s.key_heads;
-  for_each_task(s.batch, s.key_heads, s.keys, [&](const Task& task) {
-    const int64_t rows = std::min(task.rows, saved.visible.keys(task.batch) - task.first);
-    if (rows <= 0) return;
-    const Rows<const T> k = rows_of(saved.k, task.batch, task.first, task.head);
-    const Rows<const T> v = rows_of(saved.v, task.batch, task.first, task.head);
-    const Rows<T> dk_rows = rows_of(dk, task.batch, task.first, task.head);
-    const Rows<T> dv_rows = rows_of(dv, task.batch, task.first, task.head);
+  for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+    clear(s.queries, rows_of(dq, batch, 0, head));
+  }
+  const int64_t keys = saved.visible.keys(batch);
+  for (int64_t first = 0; first < keys; first += tile_rows) {
+    const int64_t rows = std::min(tile_rows, keys - first);
+    const Rows<const T> k = rows_of(saved.k, batch, first, key_head);
+    const Rows<const T> v = rows_of(saved.v, batch, first, key_head);
+    const Rows<T> dk_rows = rows_of(dk, batch, first, key_head);
+    const Rows<T> dv_rows = rows_of(dv, batch, first, key_head);
     clear(rows, dk_rows);
     clear(rows, dv_rows);
     alignas(64) T p[tile_rows * tile_columns];
     alignas(64) T dp[tile_rows * tile_columns];
 
-    const auto seen = [&](int64_t j) { return saved.visible.queries_of(task.batch, task.first + j); };
-    for (int64_t head = task.head * group; head < (task.head + 1) * group; ++head) {
+    const auto seen = [&](int64_t j) { return saved.visible.queries_of(batch, first + j); };
+    for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
       for_each_tile(rows, seen, [&](const Tile& tile, int64_t query) {
-        const Rows<const T> q = rows_of(saved.q, task.batch, query, head);
-        const Rows<const T> d_o = rows_of(saved.d_o, task.batch, query, head);
-        const int64_t column = saved.row(task.batch, head, query);
+        const Rows<const T> q = rows_of(saved.q, batch, query, head);
+        const Rows<const T> d_o = rows_of(saved.d_o, batch, query, head);
+        const int64_t column = saved.row(batch, head, query);
         const T* const maximum = saved.maximum + column;
         const T* const inverse_sum = saved.inverse_sum + column;
         const T* const slope = saved.slope + column;
@@ -419,14 +418,15 @@ void backward_keys(const Saved<T>& saved, Heads<T> dk, Heads<T> dv) {
         });
         add_seen(tile, T(1), p, d_o, dv_rows);
         add_seen(tile, T(s.scale), dp, q, dk_rows);
+        add_seen_by(tile, T(s.scale), dp, k, rows_of(dq, batch, query, head));
       });
     }
-  });
+  }
 }
 
 }  // namespace
 
-// Two passes, each of which computes the probabilities again, rather than one whose tasks add to common sums.
+// One task for all tokens of a key head, so that probabilities are computed once and each sum has one owner.
 template <class T>
 void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<const T> k, Heads<const T> v,
                         const int32_t* key_mask, Heads<const T> o, const T* maximum, const T* sum,
@@ -450,8 +450,9 @@ void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<co
                        .delta = delta.data()};
   const Heads<T> dk_kept = visible.kept(dk, dk_copy.data());
   const Heads<T> dv_kept = visible.kept(dv, dv_copy.data());
-  backward_queries(saved, dq);
-  backward_keys(saved, dk_kept, dv_kept);
+  parallel_tasks(s.batch * s.key_heads, [&](int64_t index) {
+    backward_head(saved, index / s.key_heads, index % s.key_heads, dq, dk_kept, dv_kept);
+  });
   visible.scatter(dk_kept, dk);
   visible.scatter(dv_kept, dv);
 }
