@@ -58,20 +58,26 @@ struct PackedLines {
     for (int64_t i = count; i < block_rows; ++i) {
       for (int64_t pair = 0; pair < pairs; ++pair) to[i * line_step + pair * pair_step] = 0;
     }
-    const auto pack_one = [&](int64_t i, int64_t pair) {
-      const int64_t p = first_p + 2 * pair;
-      const float* const element = data + i * from.line + p * from.depth;
-      to[i * line_step + pair * pair_step] = p + 1 < end_p ? pair_of(element[0], element[from.depth])
-                                             : p < end_p   ? pair_of(element[0], 0.0f)
-                                                           : 0;
+    // Pairs of which both p exist; then the one that lacks its second, and padding.
+    const int64_t whole = (end_p - first_p) / 2;
+    const auto pack_pair = [&](int64_t i, int64_t pair) {
+      const float* const element = data + i * from.line + (first_p + 2 * pair) * from.depth;
+      to[i * line_step + pair * pair_step] = pair_of(element[0], element[from.depth]);
     };
     if (from.depth == 1) {
       for (int64_t i = 0; i < count; ++i) {
-        for (int64_t pair = 0; pair < pairs; ++pair) pack_one(i, pair);
+        for (int64_t pair = 0; pair < whole; ++pair) pack_pair(i, pair);
       }
     } else {
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        for (int64_t i = 0; i < count; ++i) pack_one(i, pair);
+      for (int64_t pair = 0; pair < whole; ++pair) {
+        for (int64_t i = 0; i < count; ++i) pack_pair(i, pair);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t pair = whole; pair < pairs; ++pair) {
+        const int64_t p = first_p + 2 * pair;
+        to[i * line_step + pair * pair_step] =
+            p < end_p ? pair_of(data[i * from.line + p * from.depth], 0.0f) : 0;
       }
     }
   }
