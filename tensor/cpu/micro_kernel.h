@@ -18,7 +18,6 @@ template <int bytes>
 struct Register {
   typedef float Vector __attribute__((vector_size(bytes)));
   typedef float Loose __attribute__((vector_size(bytes), aligned(4), may_alias));
-  typedef int32_t Indices __attribute__((vector_size(bytes)));
   static constexpr int lanes = bytes / 4;
 };
 
@@ -60,28 +59,18 @@ void multiply(int64_t depth, float alpha, MatrixLines a, const float* b, int64_t
   }
 }
 
-/// x[i][j] <-> x[j][i]: exchanges blocks of 1, 2, 4, ... elements across the diagonal.
-template <int bytes>
-void transpose_square(typename Register<bytes>::Vector* x) {
-  using Vector = typename Register<bytes>::Vector;
-  constexpr int lanes = Register<bytes>::lanes;
-#pragma GCC unroll 4
-  for (int step = 1; step < lanes; step *= 2) {
-    typename Register<bytes>::Indices low{}, high{};
+/// x[i][j] <-> x[j][i]: exchanges blocks of `step` elements across the diagonal, then of twice as many.
+template <int step, class Vector, int... lane>
+void transpose_square(Vector* x, std::integer_sequence<int, lane...> all) {
+  constexpr int lanes = sizeof...(lane);
 #pragma GCC unroll 16
-    for (int lane = 0; lane < lanes; ++lane) {
-      const bool odd = (lane & step) != 0;
-      low[lane] = odd ? lanes + lane - step : lane;
-      high[lane] = odd ? lanes + lane : lane + step;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) {
-      if ((i & step) != 0) continue;
-      const Vector upper = x[i], lower = x[i + step];
-      x[i] = __builtin_shuffle(upper, lower, low);
-      x[i + step] = __builtin_shuffle(upper, lower, high);
-    }
+  for (int i = 0; i < lanes; ++i) {
+    if ((i & step) != 0) continue;
+    const Vector upper = x[i], lower = x[i + step];
+    x[i] = __builtin_shufflevector(upper, lower, ((lane & step) != 0 ? lanes + lane - step : lane)...);
+    x[i + step] = __builtin_shufflevector(upper, lower, ((lane & step) != 0 ? lanes + lane : lane + step)...);
   }
+  if constexpr (2 * step < lanes) transpose_square<2 * step>(x, all);
 }
 
 /// MicroKernels::pack_transposed.
@@ -97,7 +86,7 @@ void pack_transposed(int64_t columns, int64_t depth, const float* b, int64_t str
       Vector square[lanes];
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i) square[i] = *reinterpret_cast<const Loose*>(b + (j + i) * stride + p);
-      transpose_square<bytes>(square);
+      transpose_square<1>(square, std::make_integer_sequence<int, lanes>());
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i) *reinterpret_cast<Loose*>(packed + (p + i) * width + j) = square[i];
     }
