@@ -38,7 +38,11 @@ if(cuda_kind STREQUAL ON)
   set_target_properties(mixgrad_cuda PROPERTIES CUDA_STANDARD 20)
   target_compile_options(mixgrad_cuda PRIVATE
                          $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo;-diag-suppress=554>)
-  target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor CUDA::cudart_static CUDA::cublas)
+  target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor CUDA::cudart_static)
+  if(TARGET CUDA::cublas)  # else products are computed by a kernel of our own
+    target_link_libraries(mixgrad_cuda PUBLIC CUDA::cublas)
+    target_compile_definitions(mixgrad_cuda PRIVATE MIXGRAD_CUBLAS)
+  endif()
   set(cuda_library mixgrad_cuda)
   set(cuda_summary "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(cuda_kind STREQUAL SIM)
