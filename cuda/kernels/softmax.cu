@@ -9,7 +9,7 @@
 //   softmax, log_softmax        2 sizeof(T)                      some 45: two exponentials
 //   ..._backward                3 sizeof(T)                      4; 25 with an exponential
 //   logsumexp, cross_entropy    1 sizeof(T)                      some 25
-//   ..._backward                2 sizeof(T)                      some 25
+//   ..._backward, ..._in_place  2 sizeof(T)                      some 25; in place 50
 #include "cuda/kernels/softmax.h"
 
 #include <limits>
@@ -216,6 +216,29 @@ void cross_entropy_backward(Cuda device, CrossEntropyShape shape, int64_t counte
   });
 }
 
+template <class T>
+void cross_entropy_in_place(Cuda device, CrossEntropyShape shape, T factor, const int32_t* targets, T* logits,
+                            double* nats) {
+  for_each_row(device, shape.rows, shape.vocabulary, [=] __device__(int64_t row) {
+    T* x = logits + row * shape.vocabulary;
+    const int32_t target = targets[row];
+    if (target == shape.ignore_index) {
+      if (threadIdx.x == 0) nats[row] = 0;
+      for_my_columns(shape.vocabulary, [=](int64_t j) { x[j] = 0; });
+      return;
+    }
+    const RowSum<T> total = sum_of_row(shape.vocabulary, x);
+    const T scale = factor * total.inverse();
+    // The thread that changes the target's logit is the one that still needs it.
+    for_my_columns(shape.vocabulary, [=](int64_t j) {
+      const T logit = below(x[j], total.maximum);
+      if (j == target) nats[row] = total.log() - logit;
+      const T probability = scale * vector_exp(logit);
+      x[j] = j == target ? probability - factor : probability;
+    });
+  });
+}
+
 #define INSTANTIATE(T)                                                                                     \
   template void softmax_forward<T>(Cuda, int64_t, int64_t, const T*, T*);                                  \
   template void softmax_backward<T>(Cuda, int64_t, int64_t, const T*, const T*, T*);                       \
@@ -226,7 +249,8 @@ void cross_entropy_backward(Cuda device, CrossEntropyShape shape, int64_t counte
   template void cross_entropy_forward<T>(Cuda, CrossEntropyShape, const T*, const int32_t*, T*, T*,        \
                                          double*);                                                         \
   template void cross_entropy_backward<T>(Cuda, CrossEntropyShape, int64_t, const T*, const int32_t*,      \
-                                          const T*, const T*, const T*, T*);
+                                          const T*, const T*, const T*, T*);                               \
+  template void cross_entropy_in_place<T>(Cuda, CrossEntropyShape, T, const int32_t*, T*, double*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

@@ -32,4 +32,8 @@ void cross_entropy_backward(Cuda, CrossEntropyShape shape, int64_t counted, cons
                             const int32_t* targets, const T* maximum, const T* sum, const T* dloss,
                             T* dlogits);
 
+template <class T>
+void cross_entropy_in_place(Cuda, CrossEntropyShape shape, T factor, const int32_t* targets, T* logits,
+                            double* nats);
+
 }  // namespace mixgrad

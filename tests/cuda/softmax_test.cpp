@@ -96,6 +96,23 @@ TEST_CASE_TEMPLATE("cuda/softmax: cross entropy with ignored rows", T, float, do
   check_barriers();
 }
 
+TEST_CASE_TEMPLATE("cuda/softmax: cross entropy in place", T, float, double) {
+  for (const Size& size : sizes) {
+    CAPTURE(size.columns);
+    const CrossEntropyShape shape{size.rows, size.columns, -1};
+    std::vector<int32_t> targets(size.rows);
+    for (int64_t row = 0; row < size.rows; ++row) {
+      targets[row] = row == 1 ? -1 : static_cast<int32_t>((row * 7 + 40) % size.columns);
+    }
+    check_same(tolerance<T>, [&](auto device, auto& operands) {
+      cross_entropy_in_place(device, shape, T(2), operands.in(targets), operands.in_out(logits<T>(size)),
+                             operands.template out<double>(size.rows));
+    });
+  }
+  check_ran("row_kernel");
+  check_barriers();
+}
+
 TEST_CASE("cuda/softmax: targets are surveyed as on the CPU") {
   std::vector<int32_t> targets(700, 3);
   for (const int32_t bad : {-2, 50}) {
