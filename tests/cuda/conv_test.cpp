@@ -57,4 +57,30 @@ TEST_CASE_TEMPLATE("cuda/conv: without states and bias, gradients unwanted or ab
   }
 }
 
+TEST_CASE_TEMPLATE("cuda/conv: documents that do not see each other", T, float, double) {
+  for (const ConvShape& s : shapes) {
+    for (const int64_t distance : {1, 2, 5, 150}) {
+      CAPTURE(s.length);
+      CAPTURE(distance);
+      const int64_t n = s.batch * s.length * s.channels;
+      const int64_t states = s.batch * (s.taps - 1) * s.channels;
+      std::vector<int32_t> begins(s.batch * s.length, 0);
+      for (int64_t i = 1; i < static_cast<int64_t>(begins.size()); i += distance) begins[i] = 1;
+      check_same(tolerance<T>, [&](auto device, auto& operands) {
+        const int32_t* documents = operands.in(begins);
+        const T* x = operands.in(waves<T>(n));
+        const T* weight = operands.in(waves<T>(s.channels * s.taps, 1));
+        const T* bias = operands.in(waves<T>(s.channels, 2));
+        const T* state = operands.in(waves<T>(states, 3));
+        causal_conv1d_forward(device, s, x, weight, bias, state, operands.template out<T>(n),
+                              operands.template out<T>(states), documents);
+        causal_conv1d_backward(
+            device, s, x, weight, bias, state, operands.in(waves<T>(n, 4)), operands.in(waves<T>(states, 5)),
+            operands.template out<T>(n), operands.template out<T>(s.channels * s.taps),
+            operands.template out<T>(s.channels), operands.template out<T>(states), documents);
+      });
+    }
+  }
+}
+
 }  // namespace mixgrad
