@@ -1,4 +1,5 @@
-// The kernels of tensor/kernels/gemm.h on a GPU: the same functions, all pointers to device memory.
+// The kernels of tensor/kernels/gemm.h on a GPU: the same functions, all pointers to device memory. Floats
+// are multiplied as they are, whatever matrix_precision() says.
 #pragma once
 
 #include "tensor/kernels/gemm.h"
