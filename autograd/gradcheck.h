@@ -78,7 +78,8 @@ class GradChecker {
     std::vector<std::vector<double>> gradients;  // of each input; empty when none arrived
   };
 
-  Derivative differentiate(size_t input, const std::vector<double>& direction) const;
+  /// Along a direction, with so much of the usual step.
+  Derivative differentiate(size_t input, const std::vector<double>& direction, double fraction = 1) const;
   NumericGradient differentiate(size_t input) const;
   AnalyticPass analytic_pass(DType dtype) const;
   void check_purity(const AnalyticPass& first, DType dtype, GradCheckResult& result) const;

@@ -49,9 +49,8 @@ class Norm : public Module {
   Variable bias_;
 };
 
-/// silu of a causal convolution of each channel over its last `taps` tokens; weight [channels, taps] uniform
-/// in
-/// [-1/2, 1/2] = 1 / sqrt(taps), where a sum of independent tokens keeps their scale.
+/// silu of a causal convolution of each channel over its last `taps` tokens. Weight [channels, taps], uniform
+/// between -1/2 and 1/2 = 1 / sqrt(taps), where a sum of independent tokens keeps their scale.
 class ShortConv : public Module {
  public:
   static constexpr int64_t taps = 4;

@@ -18,9 +18,10 @@ constexpr int64_t huge_page = int64_t{2} << 20;
 /// Large blocks ask for huge pages: an address cache that misses less makes training steps 1 % shorter, for
 /// 0.2 s more in the first one, and memory that is as small as before.
 void* host_block(int64_t bytes) {
-  if (bytes < 2 * huge_page) return std::aligned_alloc(cache_line, bytes);
-  void* const block = std::aligned_alloc(huge_page, bytes);
-  if (block != nullptr) madvise(block, bytes, MADV_HUGEPAGE);  // a wish: without them it is as good as before
+  const bool large = bytes >= 2 * huge_page;
+  void* block = nullptr;
+  if (posix_memalign(&block, large ? huge_page : cache_line, bytes) != 0) return nullptr;
+  if (large) madvise(block, bytes, MADV_HUGEPAGE);  // a wish: without them it is as good as before
   return block;
 }
 

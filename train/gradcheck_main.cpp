@@ -139,6 +139,7 @@ int run_golden(const std::string& folder, const GoldenOptions& options) {
   if (!not_covered.empty()) std::cout << "not covered: " << join(not_covered) << '\n';
   std::cout << files << " files of " << result.ops.size() << " ops checked, " << result.failures.size()
             << " failures\n";
+  check(files > 0, "[golden] no file in '", folder, "' is of an op that is ours");
   return !result.failures.empty() ? 1 : !result.not_covered.empty() ? 3 : 0;
 }
 

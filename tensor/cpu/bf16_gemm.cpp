@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t block_rows = Bf16Kernels::rows;
 constexpr int64_t panel_columns = Bf16Kernels::columns;
+static_assert(block_rows == panel_columns);  // PackedLines packs both
 // A block of A and a panel of B, 32 KiB each; and how much of both is packed at a time, 4 MiB at most.
 constexpr int64_t depth_pairs = 256;
 constexpr int64_t most_lines = 4096;

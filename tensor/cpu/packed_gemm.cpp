@@ -298,7 +298,7 @@ void packed_gemm(const GemmShape& s, float alpha, const float* a, const float* b
   }
   const Product product(s, alpha, a, b, beta, c);
   const bool pack_a = packs_a(product, s.n);
-  // At most 6 MiB of each at a time, while no row of A is taken twice where nothing of it is packed.
+  // About 6 MiB of each operand at a time; A needs no parts where it is read in place.
   const PartSize most{pack_a ? std::min<int64_t>(s.m, 4096) : s.m, std::min<int64_t>(s.n, 4096)};
   Scratch<float> a_room(pack_a ? Part::a_room_size(most.rows) : 0), b_room(Part::b_room_size(most.columns));
   multiply_parts(product, most, a_room.data(), b_room.data(), epilogue,

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -167,6 +168,13 @@ void BenchOptions::validate() const {
   check_usage(attempts >= 1 && attempts <= 100, "[options] --attempts: ", attempts, "; allowed: 1 to 100");
   parse_filter(filter);
   parse_precision(precision);
+  if (json.empty()) return;
+  const std::filesystem::path path = json, folder = path.has_parent_path() ? path.parent_path() : ".";
+  const auto kind = std::filesystem::symlink_status(path).type();
+  check_usage(std::filesystem::is_directory(folder), "[options] --json: there is no folder '",
+              folder.string(), "'");
+  check_usage(kind == std::filesystem::file_type::not_found || kind == std::filesystem::file_type::regular,
+              "[options] --json: '", json, "' is there and no regular file");
 }
 
 void declare_bench_options(CLI::App& app, BenchOptions& o) {

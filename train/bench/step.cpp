@@ -106,7 +106,6 @@ void StepOptions::validate() const {
 }
 
 void declare_step_options(CLI::App& app, StepOptions& o) {
-  o.model.vocabulary = 65;
   declare_model_options(app, o.model);
   const auto group = [&](auto* option) { option->group("Model"); };
   group(app.add_option("--context", o.model.context, "Tokens in a training sequence"));

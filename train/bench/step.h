@@ -20,6 +20,7 @@ struct StepOptions {
   int64_t accumulate = 1;
   double clip = 1;
 
+  StepOptions() { model.vocabulary = 65; }
   /// Throws UsageError that names the first option which is out of range.
   void validate() const;
 };

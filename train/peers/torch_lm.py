@@ -2,8 +2,10 @@
 """The training step of `bench step --mixer sdpa` in eager PyTorch: forward, backward, AdamW.
 
 Prints CSV for `bench step --against`: the step's median and least time in milliseconds, the most memory that the
-process has held, and what it held before there was a model: the interpreter and PyTorch's libraries. The model is the same: pre-norm blocks, learned positions, tied embeddings, tanh GELU, and, as
-`train` has it by default, no biases. Queries, keys and values come from one projection, as PyTorch users write it.
+process has held, and what it held before there was a model: the interpreter and PyTorch's libraries. The sizes must be
+those that `bench step` was given. The model is the same: pre-norm blocks, learned positions, tied embeddings, tanh
+GELU, and, as `train` has it by default, no biases. Queries, keys and values come from one projection, as PyTorch users
+write it.
 """
 import argparse
 import math
