@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/tiles.h"
@@ -143,21 +144,40 @@ BlockOperands<T> block_operands(int64_t begin, int64_t end, int64_t dim, Rows<co
   return block;
 }
 
-/// The decayed Gram matrix where each channel has its gate.
-template <class T>
+/// c = scale a b^T, summed in double. room: [m n + (m + n) k]
+inline void multiply_bt_in_double(int64_t m, int64_t n, int64_t k, float scale, Rows<const float> a,
+                                  Rows<const float> b, Rows<float> c, double* room) {
+  Tiles<double> tiles(room);
+  const Rows<double> left = tiles.matrix(m, k), right = tiles.matrix(n, k), product = tiles.matrix(m, n);
+  for (int64_t i = 0; i < m; ++i) std::copy_n(a[i], k, left[i]);
+  for (int64_t j = 0; j < n; ++j) std::copy_n(b[j], k, right[j]);
+  multiply_bt<double>(m, n, k, scale, left, right, 0, product);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) c[i][j] = static_cast<float>(product[i][j]);
+  }
+}
+
+/// The decayed Gram matrix where each channel has its gate, summed in Sum. sum_room: where Sum is not T,
+/// [C C + C dim].
+template <class Sum, class T>
 void channel_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d, Rows<T> gram,
-                  T* room) {
+                  T* room, Sum* sum_room) {
   for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
     Tiles<T> tiles(room);
     const BlockOperands<T> block = block_operands(begin, end, dim, q, k, d, tiles);
-    multiply_bt<T>(end - begin, begin, dim, scale, block.q, block.k, 0, gram.from(begin));
+    if constexpr (std::is_same_v<Sum, T>) {
+      multiply_bt<T>(end - begin, begin, dim, scale, block.q, block.k, 0, gram.from(begin));
+    } else {
+      multiply_bt_in_double(end - begin, begin, dim, scale, block.q, block.k, gram.from(begin), sum_room);
+    }
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t j = begin; j <= i; ++j) {
         const double *b_i = d[i], *b_j = d[j];
         const T *q_i = q[i], *k_j = k[j];
-        gram[i][j] = scale * row_sum<T>(dim, [=](int64_t m) {
-                       return q_i[m] * k_j[m] * vector_exp(static_cast<T>(b_i[m] - b_j[m]));
-                     });
+        const Sum sum = row_sum<Sum>(dim, [=](int64_t m) {
+          return Sum{q_i[m]} * Sum{k_j[m]} * Sum{vector_exp(static_cast<T>(b_i[m] - b_j[m]))};
+        });
+        gram[i][j] = static_cast<T>(scale * sum);
       }
       std::fill(gram[i] + i + 1, gram[i] + end, T(0));
     }
@@ -168,7 +188,7 @@ void channel_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const 
 template <class T>
 void decayed_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d, Rows<T> gram,
                   T* room) {
-  if (d.by_channel()) return channel_gram(dim, scale, q, k, d, gram, room);
+  if (d.by_channel()) return channel_gram<T>(dim, scale, q, k, d, gram, room, room);
   lower_product<T>(d.length, dim, scale, q, k, gram);
   if (d.gated()) decay_lower(d, gram);
 }

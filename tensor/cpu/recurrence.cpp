@@ -102,11 +102,14 @@ class CausalPass {
   }
   /// Whether the products of keys are summed in double. A key that comes again errs by the same rounding each
   /// time; at rates near 2, where nothing is forgotten, that adds up along the sequence.
-  bool sums_keys_in_double() const { return std::is_same_v<T, float> && corrects() && s_.gate_channels == 1; }
+  bool sums_keys_in_double() const { return std::is_same_v<T, float> && corrects(); }
   /// N, of which only the part below the diagonal is meant.
   void key_gram(const Piece& p, Rows<T> gram, T* room) {
     if (!sums_keys_in_double()) {
       return decayed_gram<T>(s_.key_dim, 1, k(p), k(p), p.decay, gram, room);
+    }
+    if (p.decay.by_channel()) {
+      return channel_gram<double>(s_.key_dim, T(1), k(p), k(p), p.decay, gram, room, double_room_.mine());
     }
     Tiles<double> tiles(double_room_.mine());
     const Rows<double> keys = tiles.matrix(p.length(), s_.key_dim);
