@@ -6,8 +6,8 @@
 //
 // Workers are not pinned to cores. That gained nothing on an idle machine (steps of 34 ms either way) nor
 // beside a busy program (60 ms), and two runs at once, whose workers then share a core while another is free,
-// took 15 % longer. Pinned workers were faster on a crowded machine only: 123 to 167 ms instead of 166 to 220 at
-// a load of 8 to 10 on 2 cores.
+// took 15 % longer. Pinned workers were faster on a crowded machine only: 123 to 167 ms instead of 166 to 220
+// at a load of 8 to 10 on 2 cores.
 #include "tensor/parallel.h"
 
 #include <atomic>

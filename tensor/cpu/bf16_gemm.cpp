@@ -8,6 +8,7 @@
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/epilogue.h"
+#include "tensor/cpu/packed_gemm.h"
 #include "tensor/parallel.h"
 
 namespace mixgrad {
@@ -33,15 +34,9 @@ uint32_t bf16_bits(float x) {
 
 uint32_t pair_of(float first, float second) { return bf16_bits(first) | bf16_bits(second) << 16; }
 
-/// Rows of op(A) or columns of op(B): element p of line i is data[i * line + p * depth].
-struct Lines {
-  const float* data;
-  int64_t line, depth;
-};
-
 /// Some lines and some p of an operand, packed in blocks of 32 lines, padded with zeros.
 struct PackedLines {
-  Lines from;
+  MatrixLines from;
   int64_t first, end;            // lines
   int64_t first_p, end_p;        // p
   int64_t pairs;                 // of (end_p - first_p), rounded up
@@ -108,8 +103,8 @@ const Bf16Kernels* bf16_kernels() {
 
 void bf16_gemm(const Bf16Kernels& kernels, const GemmShape& s, float alpha, const float* a, const float* b,
                float beta, float* c, const Epilogue<float>& epilogue) {
-  const Lines rows = s.a == Transpose::yes ? Lines{a, 1, s.lda} : Lines{a, s.lda, 1};
-  const Lines columns = s.b == Transpose::yes ? Lines{b, s.ldb, 1} : Lines{b, 1, s.ldb};
+  const MatrixLines rows = lines_of_a(s, a);
+  const MatrixLines columns = lines_of_b(s, b);
   const auto room_size = [](int64_t lines) {
     return ceiling(std::min(lines, most_lines), block_rows) * block_rows * depth_pairs;
   };

@@ -71,8 +71,8 @@ struct Product {
       : kernels(micro_kernels()),
         shape(s),
         alpha(alpha),
-        a(s.a == Transpose::yes ? MatrixLines{a, 1, s.lda} : MatrixLines{a, s.lda, 1}),
-        b(s.b == Transpose::yes ? MatrixLines{b, s.ldb, 1} : MatrixLines{b, 1, s.ldb}),
+        a(lines_of_a(s, a)),
+        b(lines_of_b(s, b)),
         beta(beta),
         c(c) {}
 };

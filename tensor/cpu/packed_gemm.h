@@ -6,6 +6,14 @@
 
 namespace mixgrad {
 
+/// The rows of op(A) and the columns of op(B).
+inline MatrixLines lines_of_a(const GemmShape& s, const float* a) {
+  return s.a == Transpose::yes ? MatrixLines{a, 1, s.lda} : MatrixLines{a, s.lda, 1};
+}
+inline MatrixLines lines_of_b(const GemmShape& s, const float* b) {
+  return s.b == Transpose::yes ? MatrixLines{b, s.ldb, 1} : MatrixLines{b, 1, s.ldb};
+}
+
 /// The micro-kernels in use: the best that this CPU has, unless others are set.
 const MicroKernels& micro_kernels();
 /// For tests and measurements; not while products are computed.

@@ -135,8 +135,8 @@ std::vector<GemmShape> shapes() {
 }  // namespace
 
 TEST_CASE("tensor/gemm: every shape and layout gives the sum of products with every set of kernels") {
-  // The right kernels are within 3.4e-7 (float) and 2e-15 (double); one of 770 products left out is 1e-3, and one
-  // column too many written is infinite.
+  // The right kernels are within 3.4e-7 (float) and 2e-15 (double); one of 770 products left out is 1e-3, and
+  // one column too many written is infinite.
   const auto check = [](auto type, double tolerance) {
     using T = decltype(type);
     for (const GemmShape& s : shapes()) {

@@ -72,8 +72,7 @@ TEST_CASE("train/train program: help and version are printed and nothing else is
     CHECK(run(name, {"--help"}).code == 0);
     const Outcome version = run(name, {"--version"});
     CHECK(version.code == 0);
-    for (const char* part : {"mixgrad ", "BLAS", "zlib", "CUDA"})
-      CHECK(contains(version.out, part));
+    for (const char* part : {"mixgrad ", "BLAS", "zlib", "CUDA"}) CHECK(contains(version.out, part));
   }
   CHECK(contains(run("train", {"--help"}).out, "gma: Gaussian Mixture Attention"));
 }
