@@ -35,7 +35,6 @@ GemmShape with_strides(GemmShape s) {
 template <class T>
 __device__ void finish(const Epilogue<T>& epilogue, int64_t place, int64_t column, T value, T* c) {
   if (epilogue.bias != nullptr) value += epilogue.bias[column];
-  if (epilogue.residual != nullptr) value += epilogue.residual[place];
   if (epilogue.gelu != nullptr) epilogue.gelu[place] = GeluTanh::value(value);
   if (epilogue.gelu_input != nullptr) value *= GeluTanh::slope(epilogue.gelu_input[place]);
   c[place] = value;
@@ -77,7 +76,7 @@ void product(const Cuda& device, const GemmShape& s, const GemmBatch& batch, T a
                               a + outer * batch.a_outer, stride(s.lda), batch.a_inner, &beta,
                               c + outer * batch.c_outer, stride(s.ldc), batch.c_inner, batch.inner));
   }
-  if (!epilogue.bias && !epilogue.residual && !epilogue.gelu && !epilogue.gelu_input) return;
+  if (!epilogue.bias && !epilogue.gelu && !epilogue.gelu_input) return;
   map(device, s.m * s.n, [=] __device__(int64_t i) {
     const int64_t place = i / s.n * s.ldc + i % s.n;
     finish(epilogue, place, i % s.n, c[place], c);

@@ -18,10 +18,6 @@ void apply(const Epilogue<T>& epilogue, int64_t row, int64_t row_end, int64_t co
       const T* const bias = epilogue.bias + column;
       for (int64_t j = 0; j < columns; ++j) y[j] += bias[j];
     }
-    if (epilogue.residual != nullptr) {
-      const T* const residual = epilogue.residual + first;
-      for (int64_t j = 0; j < columns; ++j) y[j] += residual[j];
-    }
     if (epilogue.gelu != nullptr) {
       T* const activated = epilogue.gelu + first;
       for (int64_t j = 0; j < columns; ++j) activated[j] = GeluTanh::value(y[j]);

@@ -31,7 +31,6 @@ struct GemmBatch {
 template <class T>
 struct Epilogue {
   const T* bias = nullptr;        // [n]: C += bias in each row
-  const T* residual = nullptr;    // C += residual
   T* gelu = nullptr;              // gelu = GELU(C), by its tanh approximation; C stays as it is
   const T* gelu_input = nullptr;  // C *= GELU'(gelu_input): from the gradient of GELU's result to its input's
 };
