@@ -12,7 +12,7 @@
 // Bytes moved: a block reads the tiles of columns once, from the L2 cache, and its own rows once.
 // Shared memory suffices for heads 256 wide with compute capability 9.0, 192 with 8.0; launch() refuses
 // others.
-#include "cuda/kernels/attention.h"
+#include "tensor/kernels/attention.h"
 
 #include <limits>
 

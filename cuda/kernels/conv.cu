@@ -10,7 +10,7 @@
 //                    thread has some of the channels
 //
 // Shared memory of weight_sums: (W + 1) sizeof(T) bytes a channel (rows.cuh).
-#include "cuda/kernels/conv.h"
+#include "tensor/kernels/conv.h"
 
 #include <vector>
 

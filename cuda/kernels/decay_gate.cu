@@ -6,7 +6,7 @@
 //                     thread has some of the columns
 //
 // Shared memory, backward: 2 sizeof(T) bytes a column (rows.cuh).
-#include "cuda/kernels/decay_gate.h"
+#include "tensor/kernels/decay_gate.h"
 
 #include <cmath>
 

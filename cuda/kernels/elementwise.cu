@@ -8,7 +8,7 @@
 //
 // All are bound by memory. Neighbouring threads read neighbouring elements, and the four loads of a thread do
 // not wait for each other. No shared memory but that of block_reduce.
-#include "cuda/kernels/elementwise.h"
+#include "tensor/kernels/elementwise.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/map.cuh"

@@ -10,7 +10,7 @@
 //   backward_kernel    (vocabulary + count) columns sizeof(T); ids, out of the L2 cache,
 //                      vocabulary / 64 times: 51 MB for 16384 ids and 50257 rows                    count
 //                      columns
-#include "cuda/kernels/embedding.h"
+#include "tensor/kernels/embedding.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/map.cuh"

@@ -8,7 +8,7 @@
 //
 // Shared memory of product_kernel: two slabs of 16 x 65 elements, 8 KB for float and 17 KB for double. The
 // sum of an element of C runs over k from first to last in one thread.
-#include "cuda/kernels/gemm.h"
+#include "tensor/kernels/gemm.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/map.cuh"

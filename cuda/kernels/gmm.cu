@@ -19,7 +19,7 @@
 //
 // With dr = 16 and K = 64 in float these are 18 and 27 KB. Where that is more than a block should have, the
 // moments, and then the mixture, stay in global memory and its caches.
-#include "cuda/kernels/gmm.h"
+#include "tensor/kernels/gmm.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/block.cuh"

@@ -3,7 +3,7 @@
 // A block owns four keys, a warp one of them: its lanes share out the entries of the key for its length, then
 // the heads that read it. Bytes moved: keys and heads once, keys twice backward; FLOPs: 2 for each entry of a
 // key, 4 backward. No shared memory.
-#include "cuda/kernels/longhorn.h"
+#include "tensor/kernels/longhorn.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/block.cuh"

@@ -13,7 +13,7 @@
 //   gated_forward              3 sizeof(T)                     some 30
 //   gated_backward             5 sizeof(T)                     some 50
 //   l2_forward, l2_backward    2 and 3 sizeof(T)               3 and 8
-#include "cuda/kernels/norm.h"
+#include "tensor/kernels/norm.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/rows.cuh"

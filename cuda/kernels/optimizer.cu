@@ -6,7 +6,7 @@
 //   double
 //
 // Both are bound by memory.
-#include "cuda/kernels/optimizer.h"
+#include "tensor/kernels/optimizer.h"
 
 #include <cmath>
 

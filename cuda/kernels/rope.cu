@@ -7,7 +7,7 @@
 //                                                   comes out of the L2 cache
 //
 // No shared memory.
-#include "cuda/kernels/rope.h"
+#include "tensor/kernels/rope.h"
 
 #include <cmath>
 

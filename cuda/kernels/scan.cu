@@ -9,7 +9,7 @@
 //
 // Shared memory of scan_backward: two numbers for each thread and each of 64 tokens, 64 KB for float and 128
 // KB for double. Scratch memory: 2 B T N for each 8 channels, B D (N + 1).
-#include "cuda/kernels/scan.h"
+#include "tensor/kernels/scan.h"
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/rows.cuh"

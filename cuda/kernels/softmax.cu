@@ -10,7 +10,7 @@
 //   ..._backward                3 sizeof(T)                      4; 25 with an exponential
 //   logsumexp, cross_entropy    1 sizeof(T)                      some 25
 //   ..._backward, ..._in_place  2 sizeof(T)                      some 25; in place 50
-#include "cuda/kernels/softmax.h"
+#include "tensor/kernels/softmax.h"
 
 #include <limits>
 

@@ -33,4 +33,13 @@ void causal_conv1d_backward(Cpu, ConvShape shape, const T* x, const T* weight, c
                             const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
                             T* dbias, T* dinitial_state, const int32_t* documents = nullptr);
 
+// On a GPU: cuda/kernels/conv.cu. All pointers are to device memory.
+template <class T>
+void causal_conv1d_forward(Cuda, ConvShape shape, const T* x, const T* weight, const T* bias,
+                           const T* initial_state, T* y, T* final_state, const int32_t* documents = nullptr);
+template <class T>
+void causal_conv1d_backward(Cuda, ConvShape shape, const T* x, const T* weight, const T* bias,
+                            const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
+                            T* dbias, T* dinitial_state, const int32_t* documents = nullptr);
+
 }  // namespace mixgrad

@@ -24,4 +24,11 @@ template <class T>
 void decay_gate_backward(Cpu, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, const T* g,
                          const T* dg, T* da, T* dA_log, T* ddt_bias);
 
+// On a GPU: cuda/kernels/decay_gate.cu. All pointers are to device memory.
+template <class T>
+void decay_gate_forward(Cuda, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, T* g);
+template <class T>
+void decay_gate_backward(Cuda, DecayGateShape shape, const T* a, const T* A_log, const T* dt_bias, const T* g,
+                         const T* dg, T* da, T* dA_log, T* ddt_bias);
+
 }  // namespace mixgrad

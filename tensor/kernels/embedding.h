@@ -22,4 +22,12 @@ void embedding_forward(Cpu, EmbeddingShape shape, const int32_t* ids, const T* w
 template <class T>
 void embedding_backward(Cpu, EmbeddingShape shape, const int32_t* ids, const T* dy, T* dweight);
 
+// On a GPU: cuda/kernels/embedding.cu. All pointers are to device memory.
+/// Waits for the device.
+int64_t first_invalid_id(Cuda, EmbeddingShape shape, const int32_t* ids);
+template <class T>
+void embedding_forward(Cuda, EmbeddingShape shape, const int32_t* ids, const T* weight, T* y);
+template <class T>
+void embedding_backward(Cuda, EmbeddingShape shape, const int32_t* ids, const T* dy, T* dweight);
+
 }  // namespace mixgrad

@@ -54,4 +54,13 @@ void gemm_batched(Cpu, GemmShape shape, GemmBatch batch, T alpha, const T* a, co
 template <class T>
 void bias_backward(Cpu, int64_t rows, int64_t columns, const T* dy, T* dbias);
 
+// On a GPU: cuda/kernels/gemm.cu. All pointers are to device memory.
+template <class T>
+void gemm(Cuda, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c,
+          const Epilogue<T>& epilogue = {});
+template <class T>
+void gemm_batched(Cuda, GemmShape shape, GemmBatch batch, T alpha, const T* a, const T* b, T beta, T* c);
+template <class T>
+void bias_backward(Cuda, int64_t rows, int64_t columns, const T* dy, T* dbias);
+
 }  // namespace mixgrad

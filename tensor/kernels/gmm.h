@@ -36,4 +36,18 @@ void gmm_responsibilities_backward(Cpu, GmmShape shape, const T* x, const T* mea
                                    const T* gamma, const T* dgamma, T* dx, T* dmean, T* dvariance,
                                    T* dlog_prior);
 
+// On a GPU: cuda/kernels/gmm.cu. All pointers are to device memory.
+template <class T>
+void gmm_log_density_forward(Cuda, GmmShape shape, const T* x, const T* mean, const T* variance, T* score);
+template <class T>
+void gmm_log_density_backward(Cuda, GmmShape shape, const T* x, const T* mean, const T* variance,
+                              const T* dscore, T* dx, T* dmean, T* dvariance);
+template <class T>
+void gmm_responsibilities_forward(Cuda, GmmShape shape, const T* x, const T* mean, const T* variance,
+                                  const T* log_prior, T* gamma);
+template <class T>
+void gmm_responsibilities_backward(Cuda, GmmShape shape, const T* x, const T* mean, const T* variance,
+                                   const T* gamma, const T* dgamma, T* dx, T* dmean, T* dvariance,
+                                   T* dlog_prior);
+
 }  // namespace mixgrad

@@ -23,4 +23,11 @@ template <class T>
 void longhorn_rate_backward(Cpu, const LonghornShape& shape, const T* k, const T* beta, const T* drate, T* dk,
                             T* dbeta);
 
+// On a GPU: cuda/kernels/longhorn.cu. All pointers are to device memory.
+template <class T>
+void longhorn_rate_forward(Cuda, const LonghornShape& shape, const T* k, const T* beta, T* rate);
+template <class T>
+void longhorn_rate_backward(Cuda, const LonghornShape& shape, const T* k, const T* beta, const T* drate,
+                            T* dk, T* dbeta);
+
 }  // namespace mixgrad

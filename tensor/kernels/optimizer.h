@@ -28,4 +28,11 @@ void adamw(Cpu, int64_t n, const AdamWStep& step, const T* g, T* p, T* m, T* v);
 template <class T>
 double sum_of_squares(Cpu, int64_t n, const T* x);
 
+// On a GPU: cuda/kernels/optimizer.cu. All pointers are to device memory.
+template <class T>
+void adamw(Cuda, int64_t n, const AdamWStep& step, const T* g, T* p, T* m, T* v);
+/// Waits for the device.
+template <class T>
+double sum_of_squares(Cuda, int64_t n, const T* x);
+
 }  // namespace mixgrad

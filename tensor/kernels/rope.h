@@ -23,4 +23,10 @@ void rope_forward(Cpu, RopeShape shape, const int64_t* positions, Heads<const T>
 template <class T>
 void rope_backward(Cpu, RopeShape shape, const int64_t* positions, Heads<const T> dy, Heads<T> dx);
 
+// On a GPU: cuda/kernels/rope.cu. All pointers are to device memory.
+template <class T>
+void rope_forward(Cuda, RopeShape shape, const int64_t* positions, Heads<const T> x, Heads<T> y);
+template <class T>
+void rope_backward(Cuda, RopeShape shape, const int64_t* positions, Heads<const T> dy, Heads<T> dx);
+
 }  // namespace mixgrad

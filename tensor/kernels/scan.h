@@ -45,4 +45,12 @@ template <class T>
 void selective_scan_backward(Cpu, ScanShape shape, const ScanInputs<T>& in, const T* checkpoints, const T* dy,
                              const T* dfinal_state, const ScanGradients<T>& out);
 
+// On a GPU: cuda/kernels/scan.cu. All pointers are to device memory.
+template <class T>
+void selective_scan_forward(Cuda, ScanShape shape, const ScanInputs<T>& in, T* y, T* final_state,
+                            T* checkpoints);
+template <class T>
+void selective_scan_backward(Cuda, ScanShape shape, const ScanInputs<T>& in, const T* checkpoints,
+                             const T* dy, const T* dfinal_state, const ScanGradients<T>& out);
+
 }  // namespace mixgrad

@@ -1,5 +1,5 @@
 // Attention on the GPU against that on the CPU.
-#include "cuda/kernels/attention.h"
+#include "tensor/kernels/attention.h"
 
 #include <limits>
 

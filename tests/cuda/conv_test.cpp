@@ -1,5 +1,5 @@
 // Short causal convolution on the GPU against that on the CPU.
-#include "cuda/kernels/conv.h"
+#include "tensor/kernels/conv.h"
 
 #include "tests/cuda/compare.h"
 

@@ -1,5 +1,5 @@
 // The forgetting gate on the GPU against that on the CPU.
-#include "cuda/kernels/decay_gate.h"
+#include "tensor/kernels/decay_gate.h"
 
 #include "tests/cuda/compare.h"
 

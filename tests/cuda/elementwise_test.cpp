@@ -1,5 +1,5 @@
 // Elementwise kernels on the GPU against those on the CPU.
-#include "cuda/kernels/elementwise.h"
+#include "tensor/kernels/elementwise.h"
 
 #include "tests/cuda/compare.h"
 

@@ -1,5 +1,5 @@
 // Table look-up on the GPU against that on the CPU.
-#include "cuda/kernels/embedding.h"
+#include "tensor/kernels/embedding.h"
 
 #include "tests/cuda/compare.h"
 

@@ -1,5 +1,5 @@
 // Matrix products on the GPU against those on the CPU.
-#include "cuda/kernels/gemm.h"
+#include "tensor/kernels/gemm.h"
 
 #include "tests/cuda/compare.h"
 

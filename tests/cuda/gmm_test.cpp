@@ -1,5 +1,5 @@
 // Gaussian mixtures on the GPU against those on the CPU.
-#include "cuda/kernels/gmm.h"
+#include "tensor/kernels/gmm.h"
 
 #include "tests/cuda/compare.h"
 

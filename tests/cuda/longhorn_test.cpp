@@ -1,5 +1,5 @@
 // The step sizes of Longhorn on the GPU against those on the CPU.
-#include "cuda/kernels/longhorn.h"
+#include "tensor/kernels/longhorn.h"
 
 #include "tests/cuda/compare.h"
 

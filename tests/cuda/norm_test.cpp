@@ -1,5 +1,5 @@
 // Normalisation on the GPU against that on the CPU.
-#include "cuda/kernels/norm.h"
+#include "tensor/kernels/norm.h"
 
 #include "tests/cuda/compare.h"
 

@@ -1,5 +1,5 @@
 // The kernels of an optimiser step on the GPU against those on the CPU.
-#include "cuda/kernels/optimizer.h"
+#include "tensor/kernels/optimizer.h"
 
 #include "tests/cuda/compare.h"
 

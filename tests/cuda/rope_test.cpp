@@ -1,5 +1,5 @@
 // Rotary position embedding on the GPU against that on the CPU.
-#include "cuda/kernels/rope.h"
+#include "tensor/kernels/rope.h"
 
 #include "tests/cuda/compare.h"
 

@@ -1,5 +1,5 @@
 // The selective scan on the GPU against that on the CPU.
-#include "cuda/kernels/scan.h"
+#include "tensor/kernels/scan.h"
 
 #include "tests/cuda/compare.h"
 

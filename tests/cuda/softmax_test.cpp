@@ -1,5 +1,5 @@
 // The softmax family on the GPU against that on the CPU.
-#include "cuda/kernels/softmax.h"
+#include "tensor/kernels/softmax.h"
 
 #include "tests/cuda/compare.h"
 
