@@ -87,8 +87,8 @@ class Generator {
     return static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
   }
 
-  uint64_t seed() const { return seed_; }
-  Stream stream() const { return stream_; }
+  MIXGRAD_HOST_DEVICE uint64_t seed() const { return seed_; }
+  MIXGRAD_HOST_DEVICE Stream stream() const { return stream_; }
   uint64_t position() const { return position_; }
 
  private:

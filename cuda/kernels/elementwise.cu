@@ -12,6 +12,7 @@
 
 #include "cuda/device_code.h"
 #include "cuda/kernels/map.cuh"
+#include "cuda/kernels/random.cuh"
 
 namespace mixgrad {
 
@@ -146,7 +147,7 @@ void dropout(Cuda device, int64_t n, float rate, Generator generator, uint64_t f
              T* y) {
   const T kept = T(1) / (T(1) - T(rate));
   map(device, (n + 3) / 4, [=] __device__(int64_t quad) {
-    const auto words = generator.block(first_block + quad);
+    const auto words = random_block(generator, first_block + quad);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int64_t i = 4 * quad + j;
