@@ -1,6 +1,6 @@
-# The kernels for NVIDIA GPUs: which compiler builds them, and the library mixgrad_cuda. Only the tests link it.
+# The kernels for NVIDIA GPUs: which compiler builds them, and the library mixgrad_cuda.
 #
-# Sets cuda_kind (ON, SIM or OFF), cuda_library, cuda_summary and, for SIM, simulated_kernel_options.
+# Sets cuda_kind (ON, SIM or OFF), cuda_summary and, for SIM, simulated_kernel_options.
 
 include(CheckLanguage)
 set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPUs to build for; 90 brings PTX for later ones")
@@ -33,7 +33,7 @@ if(cuda_kind STREQUAL ON)
   get_target_property(cxx_options mixgrad_options INTERFACE_COMPILE_OPTIONS)  # nvcc knows none of them
   set_property(TARGET mixgrad_options PROPERTY INTERFACE_COMPILE_OPTIONS "$<$<COMPILE_LANGUAGE:CXX>:${cxx_options}>")
   find_package(CUDAToolkit REQUIRED)
-  add_library(mixgrad_cuda STATIC EXCLUDE_FROM_ALL ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp
+  add_library(mixgrad_cuda STATIC ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp
               ${PROJECT_SOURCE_DIR}/cuda/runtime_nvidia.cpp)
   set_target_properties(mixgrad_cuda PROPERTIES CUDA_STANDARD 20)
   target_compile_options(mixgrad_cuda PRIVATE
@@ -43,8 +43,8 @@ if(cuda_kind STREQUAL ON)
     target_link_libraries(mixgrad_cuda PUBLIC CUDA::cublas)
     target_compile_definitions(mixgrad_cuda PRIVATE MIXGRAD_CUBLAS)
   endif()
-  set(cuda_library mixgrad_cuda)
-  set(cuda_summary "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+  list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
+  set(cuda_summary "toolkit ${CUDAToolkit_VERSION}, architectures ${architectures}")
 elseif(cuda_kind STREQUAL SIM)
   # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's, which sees to
   # addresses and their alignment itself.
@@ -57,14 +57,16 @@ elseif(cuda_kind STREQUAL SIM)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${simulated_kernel_options}")
   # It runs on stacks of its own, of which no sanitizer knows.
   set_source_files_properties(${simulator} PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all;-O2;-g")
-  add_library(mixgrad_cuda STATIC EXCLUDE_FROM_ALL ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp ${simulator})
+  add_library(mixgrad_cuda STATIC ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp ${simulator})
   target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor ${CMAKE_DL_LIBS})
   target_compile_definitions(mixgrad_cuda PUBLIC MIXGRAD_CUDA_SIMULATED)
-  set(cuda_library mixgrad_cuda)
-  set(cuda_summary "simulated")
-elseif(cuda_kind STREQUAL OFF)
-  set(cuda_library "")
+  set(cuda_summary "simulated on the CPU")
+elseif(NOT cuda_kind STREQUAL OFF)
+  message(FATAL_ERROR "MIXGRAD_CUDA=${MIXGRAD_CUDA} is unknown; allowed: AUTO, ON, SIM, OFF")
+endif()
+if(cuda_kind STREQUAL OFF)
   set(cuda_summary "off")
 else()
-  message(FATAL_ERROR "MIXGRAD_CUDA=${MIXGRAD_CUDA} is unknown; allowed: AUTO, ON, SIM, OFF")
+  # Tensors call the kernels, whose scratch memory comes from the tensors' allocator: each library needs the other.
+  target_link_libraries(mixgrad_tensor PUBLIC mixgrad_cuda)
 endif()

@@ -15,6 +15,7 @@
 
 #include "cuda/runtime.h"
 #include "tensor/device.h"
+#include "tensor/measure.h"
 
 namespace mixgrad {
 
@@ -29,11 +30,12 @@ struct Launch {
 
 #if defined(__CUDACC__)
 
-/// Runs a kernel after what was launched before on the same stream. Throws Error for sizes beyond the
-/// device's limits; an error while it runs shows at the next synchronisation, or here with
-/// MIXGRAD_CUDA_SYNC=1.
+/// Runs a kernel after what was launched before on the same stream; not in a measurement of memory. Throws
+/// Error for sizes beyond the device's limits; an error while it runs shows at the next synchronisation, or
+/// here with MIXGRAD_CUDA_SYNC=1.
 template <auto kernel, class... Args>
 void launch(const Cuda& device, const Launch& size, Args... args) {
+  if (measuring()) return;
   cuda::prepare_launch(reinterpret_cast<const void*>(kernel), device, size.dynamic_shared_bytes, size.file,
                        size.line);
   kernel<<<size.blocks, size.threads, size.dynamic_shared_bytes, static_cast<cudaStream_t>(device.stream)>>>(
@@ -60,6 +62,7 @@ __device__ T* dynamic_shared() {
 
 template <auto kernel, class... Args>
 void launch(const Cuda& device, const Launch& size, Args... args) {
+  if (measuring()) return;
   const auto run = [=] { kernel(args...); };
   simulator::enqueue_launch(device,
                             {.kernel = simulator::kernel_name(__PRETTY_FUNCTION__),

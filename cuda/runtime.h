@@ -48,6 +48,9 @@ void discard(const Cuda& device, void* block);
 /// simulator it is in debug mode, so that each block has its own bounds.
 Allocator& allocator(const Cuda& device);
 
+// In a measurement (tensor/measure.h), whose memory isn't a device's, copies and fills do nothing, but that
+// zeros arrive at the host.
+
 /// Copies after what the stream holds, and waits for it.
 void copy_to_device(const Cuda& device, void* to, const void* from, int64_t bytes);
 void copy_to_host(const Cuda& device, void* to, const void* from, int64_t bytes);

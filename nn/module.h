@@ -29,7 +29,7 @@ class Initialiser {
     return Variable(Tensor::full(shape, value, dtype_, device_), true);
   }
   /// Given values (float64), in the element type and on the device of the others.
-  Variable values(const Tensor& values) { return Variable(values.to(dtype_), true); }
+  Variable values(const Tensor& values) { return Variable(values.to(dtype_).to(device_), true); }
   Generator& generator() { return generator_; }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }

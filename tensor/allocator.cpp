@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "tensor/error.h"
-#include "tensor/measure.h"
 
 namespace mixgrad {
 
@@ -33,13 +32,6 @@ bool guards_intact(const void* block, int64_t bytes) {
 }
 
 }  // namespace
-
-Allocator& Allocator::of(Device) {
-  // Never destroyed: tensors in static storage may outlive every other static object.
-  static Allocator* const cpu = new Allocator(host_memory());
-  static Allocator* const measurements = new Allocator(addresses_only());
-  return measuring() ? *measurements : *cpu;
-}
 
 Allocator::Allocator(MemorySource source) : source_(std::move(source)) {
   const char* setting = std::getenv("MIXGRAD_DEBUG_MEMORY");

@@ -312,7 +312,10 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
   const uint64_t length = header.size();
   file.write(&length, length_bytes);
   file.write(header.data(), static_cast<int64_t>(header.size()));
-  for (const auto& [name, tensor] : tensors) file.write(tensor.raw_data(), tensor.bytes());
+  for (const auto& [name, tensor] : tensors) {
+    const Tensor host = tensor.to(Device{});
+    file.write(host.raw_data(), host.bytes());
+  }
   file.finish();
 }
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "tensor/allocator.h"
+#include "tensor/dispatch.h"
+#include "tensor/kernels/copy.h"
 #include "tensor/measure.h"
-#include "tensor/parallel.h"
 
 namespace mixgrad {
 
@@ -44,6 +44,19 @@ void with_type(DType dtype, const F& f) {
   throw Error(str("[tensor] element type ", dtype, " can be stored but not computed with on the CPU"));
 }
 
+/// Calls f with an integer as large as an element, by which elements of any type can be moved.
+template <class F>
+void with_element_size(DType dtype, const F& f) {
+  switch (size_bytes(dtype)) {
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
 std::array<int64_t, Shape::max_rank> contiguous_strides(const Shape& shape) {
   std::array<int64_t, Shape::max_rank> strides{};
   int64_t stride = 1;
@@ -52,23 +65,6 @@ std::array<int64_t, Shape::max_rank> contiguous_strides(const Shape& shape) {
     stride *= shape[axis];
   }
   return strides;
-}
-
-/// Calls f(a offset, b offset) for the start of each row (last axis) of two strided tensors of one shape.
-template <class F>
-void for_each_row(const Tensor& a, const Tensor& b, const F& f) {
-  const Shape outer = a.shape().drop_last();
-  std::array<int64_t, Shape::max_rank> index{};
-  for (int64_t row = 0; row < outer.elements(); ++row) {
-    int64_t a_offset = 0;
-    int64_t b_offset = 0;
-    for (int axis = 0; axis < outer.rank(); ++axis) {
-      a_offset += index[axis] * a.stride(axis);
-      b_offset += index[axis] * b.stride(axis);
-    }
-    f(a_offset, b_offset);
-    for (int axis = outer.rank() - 1; axis >= 0 && ++index[axis] == outer[axis]; --axis) index[axis] = 0;
-  }
 }
 
 }  // namespace
@@ -117,9 +113,7 @@ void* Tensor::address(DType expected) const {
   return static_cast<char*>(storage_->data) + offset_ * size_bytes(dtype_);
 }
 
-void Tensor::copy_in(const void* values) {
-  if (bytes() > 0) std::memcpy(address(dtype_), values, bytes());
-}
+void Tensor::copy_in(const void* values) { copy_bytes(device(), address(dtype_), Device{}, values, bytes()); }
 
 Tensor Tensor::reshape(const Shape& shape) const {
   check(is_contiguous(), "[tensor] reshape of a view that isn't contiguous, shape ", shape_);
@@ -151,8 +145,9 @@ Tensor Tensor::clone() const {
 
 Tensor Tensor::to(DType dtype) const {
   if (dtype == dtype_) return *this;
+  if (device() != Device{}) return to(Device{}).to(dtype).to(device());
   const Tensor source = contiguous();
-  Tensor converted = empty(shape_, dtype, device());
+  Tensor converted = empty(shape_, dtype);
   with_type(dtype_, [&](auto from) {
     with_type(dtype, [&](auto to) {
       const auto* in = source.data<decltype(from)>();
@@ -163,25 +158,41 @@ Tensor Tensor::to(DType dtype) const {
   return converted;
 }
 
+Tensor Tensor::to(Device where) const {
+  if (!defined() || where == device()) return *this;
+  Tensor copy = empty(shape_, dtype_, where);
+  copy.copy_from(*this);
+  return copy;
+}
+
 void Tensor::copy_from(const Tensor& source) {
   check(source.shape_ == shape_ && source.dtype_ == dtype_, "[tensor] copy of ", source.shape_, " ",
         source.dtype_, " into ", shape_, " ", dtype_);
-  const int64_t size = size_bytes(dtype_);
-  const int64_t row_bytes = shape_.columns() * size;
-  if (row_bytes == 0 || measuring()) return;
-  auto* out = static_cast<char*>(address(dtype_));
-  const auto* in = static_cast<const char*>(source.address(dtype_));
-  for_each_row(*this, source,
-               [&](int64_t to, int64_t from) { std::memcpy(out + to * size, in + from * size, row_bytes); });
+  if (is_contiguous() && source.is_contiguous()) {
+    copy_bytes(device(), address(dtype_), source.device(), source.address(dtype_), bytes());
+  } else if (source.device() == device()) {
+    copy_strided_from(source);
+  } else {
+    copy_from(source.contiguous().to(device()));
+  }
+}
+
+void Tensor::copy_strided_from(const Tensor& source) {
+  const StridedCopy copy{shape_, strides_, source.strides_};
+  with_element_size(dtype_, [&](auto element) {
+    using Element = decltype(element);
+    const auto* from = static_cast<const Element*>(source.address(dtype_));
+    auto* to = static_cast<Element*>(address(dtype_));
+    with_device(device(), [&](auto device) { copy_strided(device, copy, from, to); });
+  });
 }
 
 void Tensor::fill(double value) {
   check(is_contiguous(), "[tensor] fill of a view that isn't contiguous, shape ", shape_);
   with_type(dtype_, [&](auto type) {
-    auto* out = data<decltype(type)>();
-    parallel_blocks(elements(), rows_per_block(1), [&](int64_t begin, int64_t end) {
-      std::fill(out + begin, out + end, static_cast<decltype(type)>(value));
-    });
+    using T = decltype(type);
+    with_device(device(),
+                [&](auto device) { mixgrad::fill(device, elements(), static_cast<T>(value), data<T>()); });
   });
 }
 
@@ -191,7 +202,7 @@ double Tensor::item() const {
 }
 
 std::vector<double> Tensor::to_vector() const {
-  const Tensor source = contiguous();
+  const Tensor source = contiguous().to(Device{});
   std::vector<double> values(elements());
   with_type(dtype_, [&](auto type) {
     const auto* in = source.data<decltype(type)>();
@@ -211,7 +222,7 @@ Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
 }
 
 Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype, Device device) {
-  Tensor tensor = Tensor::empty(shape, dtype, device);
+  Tensor tensor = Tensor::empty(shape, dtype);
   if (measuring()) return tensor;
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
@@ -223,14 +234,14 @@ Tensor normal(const Shape& shape, double deviation, Generator& generator, DType 
       if (i + 1 < tensor.elements()) values[i + 1] = static_cast<T>(radius * std::sin(angle));
     }
   });
-  return tensor;
+  return tensor.to(device);
 }
 
 Tensor uniform(const Shape& shape, double low, double high, Generator& generator, DType dtype,
                Device device) {
   std::vector<double> values(shape.elements());
   for (double& value : values) value = low + (high - low) * generator.uniform();
-  return Tensor::from(values, shape, device).to(dtype);
+  return Tensor::from(values, shape).to(dtype).to(device);
 }
 
 }  // namespace mixgrad

@@ -79,7 +79,7 @@ class Tensor {
     return defined() ? data<T>() : nullptr;
   }
 
-  /// The first byte of the values, whatever their type: for reading and writing files.
+  /// The first byte of the values, whatever their type: for copies, and for reading and writing files.
   void* raw_data() { return address(dtype_); }
   const void* raw_data() const { return address(dtype_); }
 
@@ -94,7 +94,9 @@ class Tensor {
   Tensor clone() const;
   /// A copy converted to another element type; itself when it has that type.
   Tensor to(DType dtype) const;
-  /// Overwrites the values by those of a tensor of the same shape and element type.
+  /// A copy on another device; itself when it is there or undefined.
+  Tensor to(Device device) const;
+  /// Overwrites the values by those of a tensor of the same shape and element type, on any device.
   void copy_from(const Tensor& source);
   void fill(double value);
 
@@ -108,6 +110,7 @@ class Tensor {
 
   void* address(DType expected) const;
   void copy_in(const void* values);
+  void copy_strided_from(const Tensor& source);
 
   std::shared_ptr<Storage> storage_;
   int64_t offset_ = 0;  // in elements

@@ -145,9 +145,10 @@ bool parse(CLI::App& app, int argc, char** argv) {
 }
 
 void add_version(CLI::App& app) {
-  app.set_version_flag("--version", str("mixgrad ", MIXGRAD_VERSION, "\ncompiler  ", __VERSION__,
-                                        "\nBLAS      ", blas_description(), "\nzlib      ", zlibVersion(),
-                                        "\nCUDA      no\nCPU       ", cpu_description()));
+  app.set_version_flag("--version",
+                       str("mixgrad ", MIXGRAD_VERSION, "\ncompiler  ", __VERSION__, "\nBLAS      ",
+                           blas_description(), "\nzlib      ", zlibVersion(), "\nCUDA      ",
+                           MIXGRAD_CUDA_SUMMARY, "\nCPU       ", cpu_description()));
 }
 
 int run_program(int argc, char** argv, int (*body)(int argc, char** argv)) {

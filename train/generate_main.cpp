@@ -45,7 +45,7 @@ int run(int argc, char** argv) {
   app.add_option("--temperature", sampling.temperature, "0: always the most probable token");
   app.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all");
   app.add_option("--seed", seed, "The same seed draws the same text");
-  app.add_option("--device", device, "cpu, cuda or auto");
+  app.add_option("--device", device, "cpu, cuda, cuda:N, or auto: a GPU if there is one");
   app.add_option("--threads", threads, "0: all that the machine has");
   add_version(app);
   if (!parse(app, argc, argv)) return 0;

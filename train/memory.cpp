@@ -39,7 +39,8 @@ int64_t container_limit() {
 
 }  // namespace
 
-int64_t available_memory_bytes() {
+int64_t available_memory_bytes(Device device) {
+  if (device != Device{}) return free_device_bytes(device);
   const auto available = kernel_figure("/proc/meminfo", "MemAvailable:");
   if (!available) return unlimited;
   const int64_t swap = kernel_figure("/proc/meminfo", "SwapFree:").value_or(0);
@@ -57,12 +58,12 @@ double least_training_bytes(const ModelConfig& config, int64_t B) {
   return sizeof(float) * (4 * matrices + activations);
 }
 
-int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes) {
+int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes, Device device) {
   batches.accumulate =
       std::min<int64_t>(batches.accumulate, 2);  // the second meets the gradients of the first
   return measure_peak_bytes([&] {
     Generator generator(0);
-    Initialiser initialiser(DType::float32, Device{}, generator);
+    Initialiser initialiser(DType::float32, device, generator);
     LanguageModel model(config, initialiser);
     const std::vector<Parameter> parameters = model.parameters();
     AdamW optimizer(parameters, {});

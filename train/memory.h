@@ -8,9 +8,10 @@
 
 namespace mixgrad {
 
-/// Bytes that this process can still take: what the system calls available and its free swap, or what a
-/// container's limit leaves where that is less. Without these figures (not Linux), no limit.
-int64_t available_memory_bytes();
+/// Bytes that this process can still take. Of a GPU, what is free; of the CPU, what the system calls
+/// available and its free swap, or what a container's limit leaves where that is less. Without these figures
+/// (not Linux), no limit.
+int64_t available_memory_bytes(Device device);
 
 /// Bytes that training holds at the very least: weights, gradients and two moments of the large matrices, and
 /// one [B, T, D] of each layer. Allocates nothing.
@@ -19,6 +20,6 @@ double least_training_bytes(const ModelConfig& config, int64_t B);
 /// The most bytes that tensors and kernels will have in use at once while a run trains, evaluates and
 /// samples, whether it starts anew or resumes. Measured on a step without computing it (tensor/measure.h), so
 /// exact but for pictures and for caches that grow while a sample is drawn.
-int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes);
+int64_t measure_training_bytes(const ModelConfig& config, StepBatches batches, bool resumes, Device device);
 
 }  // namespace mixgrad

@@ -62,7 +62,7 @@ void declare(CLI::App& app, TrainOptions& o) {
 
   running(app.add_option("--out", o.out, "Folder of the run: checkpoints, metrics, pictures"));
   running(app.add_flag("--resume", o.resume, "Go on from the newest checkpoint in --out"));
-  running(app.add_option("--device", o.device, "cpu, cuda or auto"));
+  running(app.add_option("--device", o.device, "cpu, cuda, cuda:N, or auto: a GPU if there is one"));
   running(app.add_option("--threads", o.threads, "0: all that the machine has"));
   running(app.add_option("--precision", o.precision, precision_help));
   app.set_config("--config", "", "File of key = value lines; the command line wins");

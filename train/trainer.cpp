@@ -56,8 +56,8 @@ ModelConfig model_config(const TrainOptions& options, const Tokenizer& tokenizer
   return config.resolved();
 }
 
-void check_memory(const char* how_surely, double needed_bytes) {
-  const int64_t available = available_memory_bytes();
+void check_memory(const char* how_surely, double needed_bytes, Device device) {
+  const int64_t available = available_memory_bytes(device);
   check(needed_bytes <= static_cast<double>(available), "[memory] training needs ", how_surely, " ",
         bytes_text(needed_bytes), ", ", bytes_text(available),
         " are available; reduce --batch (--accumulate makes up for it), --context, --width or --layers");
@@ -107,9 +107,9 @@ Trainer::Trainer(const TrainOptions& options)
       progress_(options.log_every) {
   if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
   set_matrix_precision(parse_precision(options_.precision));
-  check_memory("at least", least_training_bytes(config_, options_.batch));
-  memory_bytes_ = measure_training_bytes(config_, batches(), options_.resume);
-  check_memory("about", static_cast<double>(memory_bytes_));
+  check_memory("at least", least_training_bytes(config_, options_.batch), device_);
+  memory_bytes_ = measure_training_bytes(config_, batches(), options_.resume, device_);
+  check_memory("about", static_cast<double>(memory_bytes_), device_);
   Generator generator(options_.seed, Stream::parameters);
   Initialiser initialiser(DType::float32, device_, generator);
   model_ = std::make_unique<LanguageModel>(config_, initialiser);
@@ -210,8 +210,10 @@ void Trainer::announce() {
        " GFLOP");
   line("memory", "about ", bytes_text(static_cast<double>(memory_bytes_)), " in tensors at the peak");
   for (const std::string& words : command_lines(options_)) line("options", words);
+  const bool fell_back = options_.device == "auto" && device_ == Device{};
   line("run", planned_ ? str(total_steps_, " steps") : str("about ", options_.minutes, " minutes"), " on ",
-       device_, ", ", thread_count(), " threads, into ", options_.out.string());
+       describe(device_), fell_back ? str(" (", why_no_gpu(), ")") : "", ", ", thread_count(),
+       " threads, into ", options_.out.string());
   if (step_ > 0) line("resumed", "after step ", step_);
 }
 

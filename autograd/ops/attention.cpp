@@ -83,7 +83,8 @@ AttentionShape checked_shape(const Variable& q, const Variable& k, const Variabl
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const AttentionOptions& options,
                    const Tensor& key_mask) {
   const AttentionShape shape = checked_shape(q, k, v, options, key_mask);
-  return apply(Attention{shape, key_mask.defined() ? key_mask.contiguous() : key_mask}, q, k, v);
+  return apply(Attention{shape, key_mask.defined() ? key_mask.contiguous().to(q.value().device()) : key_mask},
+               q, k, v);
 }
 
 std::vector<GradCase> attention_cases(CaseInputs& inputs) {

@@ -70,8 +70,9 @@ Convolution causal_conv1d(const Variable& x, const Variable& weight, const Varia
   check_documents("causal_conv1d", options.documents, batch, length);
   const ConvShape shape{
       .batch = batch, .length = length, .channels = channels, .taps = taps, .silu = options.silu};
+  const Tensor documents = options.documents.to(x.value().device());
   const auto outputs =
-      apply(CausalConv1d{shape, options.documents, options.final_state}, x, weight, bias, initial_state);
+      apply(CausalConv1d{shape, documents, options.final_state}, x, weight, bias, initial_state);
   return {.output = outputs[0], .state = options.final_state ? outputs[1] : Variable()};
 }
 

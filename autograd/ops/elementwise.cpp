@@ -257,7 +257,7 @@ Variable mask_rows(const Variable& x, const Tensor& mask) {
   for (int axis = 0; leads && axis < mask.shape().rank(); ++axis)
     leads = mask.shape()[axis] == x.shape()[axis];
   check(leads, "[mask_rows] mask ", mask.shape(), " is not made of the leading axes of x ", x.shape());
-  return apply(MaskRows{mask}, x);
+  return apply(MaskRows{mask.to(x.value().device())}, x);
 }
 
 std::vector<GradCase> elementwise_cases(CaseInputs& inputs) {

@@ -37,7 +37,8 @@ struct Embedding {
 
 }  // namespace
 
-Variable embedding(const Tensor& ids, const Variable& weight) {
+Variable embedding(const Tensor& given_ids, const Variable& weight) {
+  const Tensor ids = given_ids.to(weight.value().device());
   check(weight.shape().rank() == 2, "[embedding] weight ", weight.shape(), "; it must be [V, D]");
   const EmbeddingShape shape{ids.elements(), weight.shape()[0], weight.shape()[1]};
   int64_t invalid = -1;

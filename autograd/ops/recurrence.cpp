@@ -263,8 +263,9 @@ Recurrence causal_recurrence(const RecurrenceShape& shape, const RecurrenceOptio
                              const Variable& q, const Variable& k, const Variable& v,
                              const Variable& log_decay, const Variable& beta, const Variable& initial_state,
                              const Variable& initial_normaliser) {
+  const Tensor documents = options.documents.to(Device{});
   const ChunkPlan plan =
-      chunk_plan(shape.batch, shape.keys, options.chunk, options.documents.data_or_null<int32_t>());
+      chunk_plan(shape.batch, shape.keys, options.chunk, documents.data_or_null<int32_t>());
   const auto outputs = apply(CausalRecurrence{shape, plan, options.final_state}, q, k, v, log_decay, beta,
                              initial_state, initial_normaliser);
   return {.output = outputs[0],

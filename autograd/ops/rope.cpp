@@ -51,14 +51,14 @@ Variable rope(const Variable& x, const Tensor& positions, double theta) {
   check_heads(x, theta);
   check(positions.shape() == Shape{x.shape()[1]}, "[rope] positions ", positions.shape(), " for x ",
         x.shape(), "; they must be [T]");
-  return apply(Rope{theta, positions}, x);
+  return apply(Rope{theta, positions.to(x.value().device())}, x);
 }
 
 Variable rope(const Variable& x, int64_t first_position, double theta) {
   check_heads(x, theta);
   std::vector<int64_t> positions(x.shape()[1]);
   std::iota(positions.begin(), positions.end(), first_position);
-  return rope(x, Tensor::from(positions, {x.shape()[1]}, x.value().device()), theta);
+  return rope(x, Tensor::from(positions, {x.shape()[1]}), theta);
 }
 
 std::vector<GradCase> rope_cases(CaseInputs& inputs) {

@@ -271,21 +271,24 @@ Variable logsumexp(const Variable& x) {
   return apply(LogSumExp{}, x);
 }
 
-Variable cross_entropy(const Variable& logits, const Tensor& targets, int32_t ignore_index) {
+Variable cross_entropy(const Variable& logits, const Tensor& given_targets, int32_t ignore_index) {
+  const Tensor targets = given_targets.to(logits.value().device());
   const CrossEntropyShape shape = checked_shape(logits, targets, ignore_index);
   const int64_t counted = checked_count_of_mean(CrossEntropy::name, shape, logits, targets);
   return apply(CrossEntropy{shape, counted, targets}, logits);
 }
 
-Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& targets,
+Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& given_targets,
                               int32_t ignore_index) {
+  const Tensor targets = given_targets.to(x.value().device());
   const CrossEntropyShape shape = checked_shape(x, weight, targets, ignore_index);
   const int64_t counted = checked_count_of_mean(LinearCrossEntropy::name, shape, x, targets);
   return apply(LinearCrossEntropy{shape, counted, targets}, x, weight);
 }
 
-NatsOfTargets linear_cross_entropy_sum(const Variable& x, const Variable& weight, const Tensor& targets,
+NatsOfTargets linear_cross_entropy_sum(const Variable& x, const Variable& weight, const Tensor& given_targets,
                                        int32_t ignore_index) {
+  const Tensor targets = given_targets.to(x.value().device());
   const CrossEntropyShape shape = checked_shape(x, weight, targets, ignore_index);
   const int64_t counted = checked_count(LinearCrossEntropy::name, shape, x, targets);
   return {nats_of_linear(shape, 1, x.value(), weight.value(), targets, false, false).nats, counted};

@@ -109,8 +109,8 @@ void causal_conv1d_backward(Cuda device, ConvShape s, const T* x, const T* weigh
                             const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
                             T* dbias, T* dinitial_state, const int32_t* documents) {
   const int64_t entries = s.batch * s.length * s.channels;
-  Scratch<T> e_scratch(entries, cuda::allocator(device));
-  Scratch<T> by_tap_scratch(s.taps * s.channels, cuda::allocator(device));
+  Scratch<T> e_scratch(entries, device);
+  Scratch<T> by_tap_scratch(s.taps * s.channels, device);
   T* e = e_scratch.data();            // dy f'(the sums)
   T* by_tap = by_tap_scratch.data();  // dweight as [W, D]
   map(device, entries, [=] __device__(int64_t i) {

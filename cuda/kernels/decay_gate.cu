@@ -53,7 +53,7 @@ __global__ void decay_gate_backward_kernel(Stretch stretch, T* partial, DecayGat
 template <class T>
 void decay_gate_backward(Cuda device, DecayGateShape s, const T* a, const T* A_log, const T* dt_bias,
                          const T* g, const T* dg, T* da, T* dA_log, T* ddt_bias) {
-  Scratch<T> scratch(s.heads * s.channels, cuda::allocator(device));
+  Scratch<T> scratch(s.heads * s.channels, device);
   T* of_channels = scratch.data();  // of dA_log, before the sum over channels
   T* const totals[] = {ddt_bias, of_channels};
   sum_over_rows<decay_gate_backward_kernel<T>>(device, s.tokens, s.heads * s.channels, 2, totals, s, a, A_log,

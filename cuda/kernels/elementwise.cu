@@ -10,7 +10,7 @@
 // not wait for each other. No shared memory but that of block_reduce.
 #include "tensor/kernels/elementwise.h"
 
-#include "cuda/device_code.h"
+#include "cuda/kernels/axes.cuh"
 #include "cuda/kernels/map.cuh"
 #include "cuda/kernels/random.cuh"
 
@@ -51,33 +51,6 @@ void swiglu_backward(Cuda device, int64_t n, const T* a, const T* b, const T* dy
 }
 
 namespace {
-
-/// Some axes of an array, as device code can read them: from an index along them to an offset.
-struct Axes {
-  int rank = 0;
-  int64_t sizes[Shape::max_rank];
-  int64_t strides[2][Shape::max_rank];  // of up to two arrays
-
-  void push_back(int64_t size, int64_t stride, int64_t other_stride = 0) {
-    sizes[rank] = size;
-    strides[0][rank] = stride;
-    strides[1][rank] = other_stride;
-    ++rank;
-  }
-  int64_t elements() const {
-    int64_t product = 1;
-    for (int axis = 0; axis < rank; ++axis) product *= sizes[axis];
-    return product;
-  }
-  __device__ int64_t offset(int array, int64_t index) const {
-    int64_t sum = 0;
-    for (int axis = rank - 1; axis >= 0; --axis) {
-      sum += index % sizes[axis] * strides[array][axis];
-      index /= sizes[axis];
-    }
-    return sum;
-  }
-};
 
 Axes axes_of(const BroadcastShape& shape) {
   Axes axes;

@@ -33,7 +33,7 @@ __global__ void find_invalid(EmbeddingShape shape, const int32_t* ids, int64_t* 
 }  // namespace
 
 int64_t first_invalid_id(Cuda device, EmbeddingShape shape, const int32_t* ids) {
-  Scratch<int64_t> result(1, cuda::allocator(device));
+  Scratch<int64_t> result(1, device);
   launch<find_invalid>(device, {1, threads_for_row(shape.count)}, shape, ids, result.data());
   int64_t first = 0;
   cuda::copy_to_host(device, &first, result.data(), sizeof(first));

@@ -197,7 +197,7 @@ void forward(const Cuda& device, const GmmShape& s, const T* x, const T* mean, c
              const T* log_prior, T* y) {
   if (s.rows * s.heads * s.components == 0) return;
   const Layout layout = layout_of(s, false, sizeof(T));
-  Scratch<T> table(s.heads * table_size(s), cuda::allocator(device));
+  Scratch<T> table(s.heads * table_size(s), device);
   launch<tabulate<T>>(device, {blocks_for(s.heads * s.components, 128), 128}, s, mean, variance, log_prior,
                       table.data());
   launch<forward_kernel<T, normalised>>(
@@ -337,8 +337,8 @@ void backward(const Cuda& device, const GmmShape& s, const T* x, const T* mean, 
   if (s.heads * s.components == 0) return;
   const Layout layout = layout_of(s, true, sizeof(T));
   const int64_t blocks = blocks_for(s.rows, layout.rows_of_block);
-  Scratch<T> table(s.heads * table_size(s), cuda::allocator(device));
-  Scratch<T> partial(blocks * s.heads * table_size(s), cuda::allocator(device));
+  Scratch<T> table(s.heads * table_size(s), device);
+  Scratch<T> partial(blocks * s.heads * table_size(s), device);
   const T* no_prior = nullptr;
   launch<tabulate<T>>(device, {blocks_for(s.heads * s.components, 128), 128}, s, mean, variance, no_prior,
                       table.data());

@@ -42,7 +42,7 @@ template <class T, class F>
 void sum(const Cuda& device, int64_t n, const F& f, T* y) {
   constexpr int64_t terms = 8192;
   const int64_t blocks = std::max<int64_t>(1, blocks_for(n, terms));
-  Scratch<T> scratch(blocks, cuda::allocator(device));
+  Scratch<T> scratch(blocks, device);
   T* partial = scratch.data();
   launch<sum_kernel<T, F>>(device, {static_cast<unsigned>(blocks), map_threads}, n, terms, f, partial);
   const auto read = [=] __device__(int64_t block) { return partial[block]; };

@@ -36,7 +36,7 @@ void adamw(Cuda device, int64_t n, const AdamWStep& s, const T* g, T* p, T* m, T
 
 template <class T>
 double sum_of_squares(Cuda device, int64_t n, const T* x) {
-  Scratch<double> total(1, cuda::allocator(device));
+  Scratch<double> total(1, device);
   const auto square = [=] __device__(int64_t i) { return static_cast<double>(x[i]) * x[i]; };
   sum(device, n, square, total.data());
   double result = 0;

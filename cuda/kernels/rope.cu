@@ -23,7 +23,7 @@ template <class T>
 void rotate(const Cuda& device, const RopeShape& s, double sign, const int64_t* positions, Heads<const T> x,
             Heads<T> y) {
   const int64_t half = s.head_size / 2;
-  Scratch<T> scratch(s.length * s.head_size, cuda::allocator(device));
+  Scratch<T> scratch(s.length * s.head_size, device);
   T* table = scratch.data();  // [T, d]: for each token the cosines, then the sines
   map(device, s.length * half, [=] __device__(int64_t i) {
     const int64_t t = i / half;

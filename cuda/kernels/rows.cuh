@@ -64,7 +64,7 @@ void sum_over_rows(const Cuda& device, int64_t rows, int64_t columns, int kinds,
   const int64_t blocks = (rows + rows_of_block - 1) / rows_of_block;
   const int64_t bytes = kinds * columns * static_cast<int64_t>(sizeof(T));
   const bool shared = bytes <= most_shared_bytes;
-  Scratch<T> scratch(blocks * kinds * columns, cuda::allocator(device));
+  Scratch<T> scratch(blocks * kinds * columns, device);
   T* partial = scratch.data();
   if (blocks > 0) {
     launch<kernel>(device, {static_cast<unsigned>(blocks), threads_for_row(columns), shared ? bytes : 0},

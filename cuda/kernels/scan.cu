@@ -210,7 +210,7 @@ void selective_scan_backward(Cuda device, ScanShape s, const ScanInputs<T>& in, 
   const int64_t tiles = channel_tiles(s);
   const int64_t token_states = s.batch * s.length * s.states;
   const int64_t weights = s.channels * s.states;
-  Scratch<T> scratch(2 * tiles * token_states + s.batch * (weights + s.channels), cuda::allocator(device));
+  Scratch<T> scratch(2 * tiles * token_states + s.batch * (weights + s.channels), device);
   Partials<T> partials;
   partials.dB = scratch.data();
   partials.dC = partials.dB + tiles * token_states;

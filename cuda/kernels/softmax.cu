@@ -163,7 +163,7 @@ __global__ void survey_kernel(CrossEntropyShape shape, const int32_t* targets, i
 }  // namespace
 
 TargetSurvey survey_targets(Cuda device, CrossEntropyShape shape, const int32_t* targets) {
-  Scratch<int64_t> result(2, cuda::allocator(device));
+  Scratch<int64_t> result(2, device);
   launch<survey_kernel>(device, {1, threads_for_row(shape.rows)}, shape, targets, result.data());
   int64_t found[2];
   cuda::copy_to_host(device, found, result.data(), sizeof(found));
@@ -183,7 +183,7 @@ __global__ void add_nats(int64_t rows, const double* row_nats, double* nats) {
 template <class T>
 void cross_entropy_forward(Cuda device, CrossEntropyShape shape, const T* logits, const int32_t* targets,
                            T* maximum, T* sum, double* nats) {
-  Scratch<double> row_nats_scratch(shape.rows, cuda::allocator(device));
+  Scratch<double> row_nats_scratch(shape.rows, device);
   double* row_nats = row_nats_scratch.data();
   for_each_row(device, shape.rows, shape.vocabulary, [=] __device__(int64_t row) {
     const T* x = logits + row * shape.vocabulary;

@@ -178,4 +178,27 @@ void state_read_backward(Cpu, const RecurrenceShape& shape, Heads<const T> q, co
                          const T* normaliser, Heads<const T> o, const T* denominators, Heads<const T> dout,
                          Heads<T> dq, T* dstate, T* dnormaliser);
 
+// On a GPU: cuda/kernels/recurrence.cu. All pointers are to device memory, but the plan, which the host
+// holds.
+template <class T>
+void recurrence_forward(Cuda, const RecurrenceShape& shape, const ChunkPlan& plan,
+                        const RecurrenceInputs<T>& in, const RecurrenceOutputs<T>& out);
+template <class T>
+void recurrence_backward(Cuda, const RecurrenceShape& shape, const ChunkPlan& plan,
+                         const RecurrenceInputs<T>& in, const RecurrenceOutputs<const T>& out,
+                         const RecurrenceOutputGradients<T>& dout, const RecurrenceInputGradients<T>& din);
+template <class T>
+void state_write_forward(Cuda, const RecurrenceShape& shape, Heads<const T> k, Heads<const T> v,
+                         const T* initial_state, const T* initial_normaliser, T* state, T* normaliser);
+template <class T>
+void state_write_backward(Cuda, const RecurrenceShape& shape, Heads<const T> k, Heads<const T> v,
+                          const T* dstate, const T* dnormaliser, Heads<T> dk, Heads<T> dv);
+template <class T>
+void state_read_forward(Cuda, const RecurrenceShape& shape, Heads<const T> q, const T* state,
+                        const T* normaliser, Heads<T> o, T* denominators);
+template <class T>
+void state_read_backward(Cuda, const RecurrenceShape& shape, Heads<const T> q, const T* state,
+                         const T* normaliser, Heads<const T> o, const T* denominators, Heads<const T> dout,
+                         Heads<T> dq, T* dstate, T* dnormaliser);
+
 }  // namespace mixgrad

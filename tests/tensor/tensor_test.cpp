@@ -167,18 +167,59 @@ TEST_CASE("tensor/tensor: values are converted between element types") {
                  "element type int32"));
 }
 
+TEST_CASE("tensor/tensor: values go to every device and back") {
+  for (const Device device : available_devices()) {
+    CAPTURE(device);
+    const Tensor a = counting({2, 3, 4}).to(device);
+    CHECK(a.device() == device);
+    CHECK(a.to(device).raw_data() == a.raw_data());
+    CHECK(a.to_vector() == counting({2, 3, 4}).to_vector());
+    CHECK(a.narrow(1, 1, 2).to_vector() == counting({2, 3, 4}).narrow(1, 1, 2).to_vector());
+    CHECK(a.narrow(2, 1, 1).narrow(0, 1, 1).to_vector() == Values{13, 17, 21});
+    CHECK(a.narrow(0, 1, 1).to(Device{}).to_vector() == a.narrow(0, 1, 1).to_vector());
+    CHECK(a.to(DType::int64).device() == device);
+    CHECK(a.to(DType::int64).to_vector() == a.to_vector());
+    CHECK(Tensor::full({3}, -1.5, DType::float64, device).to_vector() == Values{-1.5, -1.5, -1.5});
+    CHECK(Tensor::zeros({0, 3}, DType::int32, device).to_vector().empty());
+    Tensor b = Tensor::full({2, 3}, 7, DType::int32, device);
+    b.narrow(1, 1, 1).copy_from(Tensor::from<int32_t>({1, 2}, {2, 1}));
+    CHECK(b.to_vector() == Values{7, 1, 7, 7, 2, 7});
+    Generator generator(1), same(1);
+    CHECK(normal({5}, 2, generator, DType::float32, device).to_vector() ==
+          normal({5}, 2, same, DType::float32).to_vector());
+  }
+  CHECK(!Tensor().to(available_devices().back()).defined());
+}
+
 TEST_CASE("tensor/device: names of devices") {
   CHECK(parse_device("cpu") == Device{});
-  CHECK(parse_device("auto") == Device{});
   CHECK(str(parse_device("cpu")) == "cpu");
   CHECK(str(Device{Device::Kind::cuda, 1}) == "cuda:1");
-  CHECK(available_devices() == std::vector<Device>{Device{}});
-  for (const char* name : {"cuda", "cuda:1"}) {
+  for (const char* name : {"tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda1", ""}) {
     CHECK_THROWS_AS(parse_device(name), UsageError);
-    CHECK(contains(error_of([&] { parse_device(name); }), "mixgrad was built without CUDA; use cpu"));
+    CHECK(error_of([&] { parse_device(name); }) ==
+          str("[device] unknown device '", name, "'; known: auto, cpu, cuda, cuda:N"));
   }
-  CHECK_THROWS_AS(parse_device("tpu"), UsageError);
-  CHECK(error_of([] { parse_device("tpu"); }) == "[device] unknown device 'tpu'; known: cpu, auto");
+}
+
+TEST_CASE("tensor/device: auto means a real GPU or the CPU") {
+  const bool has_gpu = why_no_gpu().empty();
+  CHECK(parse_device("auto") == (has_gpu ? Device{Device::Kind::cuda, 0} : Device{}));
+}
+
+TEST_CASE("tensor/device: a GPU that is not there is refused with the reason") {
+  const std::vector<Device> devices = available_devices();
+  REQUIRE(devices[0] == Device{});
+  if (devices.size() == 1) {
+    CHECK_THROWS_AS(parse_device("cuda"), UsageError);
+    CHECK(error_of([] { parse_device("cuda"); }) ==
+          str("[device] 'cuda' is not available: ", why_no_gpu(), "; use cpu"));
+  } else {
+    CHECK(parse_device("cuda") == Device{Device::Kind::cuda, 0});
+    CHECK(parse_device("cuda:0") == Device{Device::Kind::cuda, 0});
+    CHECK_THROWS_AS(parse_device("cuda:99"), UsageError);
+    CHECK(contains(error_of([] { parse_device("cuda:99"); }), "'cuda:99' is not available: there are "));
+  }
 }
 
 TEST_CASE("tensor/error: checks throw the kind and the words that they are given") {
