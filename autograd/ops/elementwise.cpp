@@ -1,8 +1,7 @@
 #include "autograd/ops/elementwise.h"
 
+#include "autograd/arithmetic.h"
 #include "autograd/op.h"
-#include "tensor/dispatch.h"
-#include "tensor/kernels/elementwise.h"
 
 namespace mixgrad {
 
@@ -15,22 +14,11 @@ struct Unary {
 
   Tensor forward(Context& context, const Tensor& x) const {
     context.save(x);
-    Tensor y = empty_like(x);
-    dispatch(x, [&](auto device, auto type) {
-      using T = decltype(type);
-      unary_forward<F>(device, x.elements(), x.data<T>(), y.data<T>());
-    });
-    return y;
+    return mapped<F>(x);
   }
 
   Tensors backward(const Context& context, const Tensor& dy) const {
-    const Tensor& x = context.saved(0);
-    Tensor dx = empty_like(x);
-    dispatch(x, [&](auto device, auto type) {
-      using T = decltype(type);
-      unary_backward<F>(device, x.elements(), x.data<T>(), dy.data<T>(), dx.data<T>());
-    });
-    return {dx};
+    return {mapped_backward<F>(context.saved(0), dy)};
   }
 };
 
@@ -46,50 +34,17 @@ Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOne>{}, x);
 
 namespace {
 
-/// The gradient of an operand that was repeated to dy's shape.
-Tensor reduce_to(const Shape& operand, const Tensor& dy) {
-  if (operand == dy.shape()) return dy;
-  const BroadcastShape shape = broadcast("reduce", operand, dy.shape());
-  Tensor gradient = Tensor::empty(operand, dy.dtype(), dy.device());
-  dispatch(dy, [&](auto device, auto type) {
-    using T = decltype(type);
-    broadcast_reduce(device, shape, operand.elements(), dy.data<T>(), gradient.data<T>());
-  });
-  return gradient;
-}
-
-Tensor product(const Tensor& a, const Tensor& b) {
-  const BroadcastShape shape = broadcast("multiply", a.shape(), b.shape());
-  Tensor y = Tensor::empty(shape.shape, a.dtype(), a.device());
-  dispatch(a, [&](auto device, auto type) {
-    using T = decltype(type);
-    broadcast_multiply(device, shape, a.data<T>(), b.data<T>(), y.data<T>());
-  });
-  return y;
-}
-
 /// y = a + b; da and db = dy, summed over repeated axes.
 struct Add {
   static constexpr std::string_view name = "add";
   Shape a_shape;
   Shape b_shape;
 
-  Tensor forward(Context&, const Tensor& a, const Tensor& b) const {
-    const BroadcastShape shape = broadcast("add", a.shape(), b.shape());
-    Tensor y = Tensor::empty(shape.shape, a.dtype(), a.device());
-    dispatch(a, [&](auto device, auto type) {
-      using T = decltype(type);
-      if (a_shape == b_shape)
-        add(device, y.elements(), a.data<T>(), b.data<T>(), y.data<T>());
-      else
-        broadcast_add(device, shape, a.data<T>(), b.data<T>(), y.data<T>());
-    });
-    return y;
-  }
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) const { return plus(a, b); }
 
   Tensors backward(const Context& context, const Tensor& dy) const {
-    return {context.wants(0) ? reduce_to(a_shape, dy) : Tensor(),
-            context.wants(1) ? reduce_to(b_shape, dy) : Tensor()};
+    return {context.wants(0) ? summed_to(a_shape, dy) : Tensor(),
+            context.wants(1) ? summed_to(b_shape, dy) : Tensor()};
   }
 };
 
@@ -100,14 +55,14 @@ struct Multiply {
   Tensor forward(Context& context, const Tensor& a, const Tensor& b) const {
     context.save(a);
     context.save(b);
-    return product(a, b);
+    return times(a, b);
   }
 
   Tensors backward(const Context& context, const Tensor& dy) const {
     const Tensor& a = context.saved(0);
     const Tensor& b = context.saved(1);
-    return {context.wants(0) ? reduce_to(a.shape(), product(dy, b)) : Tensor(),
-            context.wants(1) ? reduce_to(b.shape(), product(dy, a)) : Tensor()};
+    return {context.wants(0) ? summed_to(a.shape(), times(dy, b)) : Tensor(),
+            context.wants(1) ? summed_to(b.shape(), times(dy, a)) : Tensor()};
   }
 };
 
@@ -145,17 +100,8 @@ struct Scale {
   static constexpr std::string_view name = "scale";
   double factor;
 
-  Tensor forward(Context&, const Tensor& x) const { return scaled(x); }
-  Tensors backward(const Context&, const Tensor& dy) const { return {scaled(dy)}; }
-
-  Tensor scaled(const Tensor& x) const {
-    Tensor y = empty_like(x);
-    dispatch(x, [&](auto device, auto type) {
-      using T = decltype(type);
-      scale(device, x.elements(), static_cast<T>(factor), x.data<T>(), y.data<T>());
-    });
-    return y;
-  }
+  Tensor forward(Context&, const Tensor& x) const { return times(factor, x); }
+  Tensors backward(const Context&, const Tensor& dy) const { return {times(factor, dy)}; }
 };
 
 /// y = sum of x; dx = dy everywhere.
