@@ -11,11 +11,13 @@
 #include "autograd/ops/gmm.h"
 #include "autograd/ops/linear.h"
 #include "autograd/ops/longhorn.h"
+#include "autograd/ops/mesa.h"
 #include "autograd/ops/norm.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/ops/rope.h"
 #include "autograd/ops/scan.h"
 #include "autograd/ops/softmax.h"
+#include "autograd/ops/ttt_linear.h"
 #include "autograd/tape.h"
 #include "models/language_model.h"
 #include "nn/optimizer.h"
@@ -185,6 +187,41 @@ void run_longhorn(GoldenCase& golden) {
                {.scale = golden.number("scale")}, golden.input("state0"));
   golden.output("o", got.output);
   golden.output("state", got.state);
+}
+
+void run_mesanet(GoldenCase& golden) {
+  const Mesa got =
+      mesa(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("g"), golden.input("beta"),
+           golden.input("lam"), {}, golden.input("h0"), golden.input("b0"));
+  golden.output("o", got.output);
+  golden.output("h", got.key_state);
+  golden.output("b", got.value_state);
+}
+
+/// x, repeated for each sequence of a batch where it has no axis for them.
+Variable with_batch(const Variable& x, int64_t batch, int rank) {
+  if (x.shape().rank() == rank) return x;
+  Shape shape{batch};
+  for (int axis = 0; axis < x.shape().rank(); ++axis) shape.push_back(x.shape()[axis]);
+  return add(Variable(Tensor::zeros(shape, x.dtype(), x.value().device())), x);
+}
+
+/// o = q + norm(z) (.) gamma + beta, of what test-time training gives for the queries.
+Variable normed_read(GoldenCase& golden, const Variable& q, const Variable& z, const Variable& gamma,
+                     const Variable& beta) {
+  return add(q, add(multiply(layer_norm(z, {}, {}, golden.number("eps")), gamma), beta));
+}
+
+void run_ttt_linear(GoldenCase& golden) {
+  const Variable q = golden.input("q"), gamma = golden.input("gamma"), beta = golden.input("beta");
+  const int64_t batch = q.shape()[0];
+  const TttLinear got = ttt_linear(
+      q, golden.input("k"), golden.input("v"), golden.input("lr"), gamma, beta, golden.input("row"),
+      with_batch(golden.input("w0"), batch, 4), with_batch(golden.input("b0"), batch, 3),
+      {.mini_batch = static_cast<int64_t>(golden.number("mini_batch")), .eps = golden.number("eps")});
+  golden.output("o", normed_read(golden, q, got.output, gamma, beta));
+  golden.output("w", got.weight);
+  golden.output("b", got.bias);
 }
 
 /// Entry t along the first axis, as a view.
@@ -404,6 +441,8 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"kda", run_delta_rule},
       {"delta_product", run_delta_product},
       {"longhorn", run_longhorn},
+      {"mesanet", run_mesanet},
+      {"ttt_linear", run_ttt_linear},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},
