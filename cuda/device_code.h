@@ -2,7 +2,7 @@
 // are launched. Kernels are written in plain CUDA C++, but for three things that both compilers must read:
 //
 //   launch<kernel>(device, {blocks, threads}, arguments...)    for kernel<<<blocks, threads>>>(arguments...)
-//   __shared__ SharedArray<float, 32> sums                     for __shared__ float sums[32]
+//   __shared__ SharedArray<float, 32> sums                     for __shared__ __align__(16) float sums[32]
 //   dynamic_shared<float>()                                    for extern __shared__ float values[]
 #pragma once
 
@@ -44,7 +44,7 @@ void launch(const Cuda& device, const Launch& size, Args... args) {
 }
 
 template <class T, int count>
-struct SharedArray {
+struct alignas(16) SharedArray {
   T values[count];
 
   __device__ T* data() { return values; }

@@ -1,23 +1,20 @@
 // Softmax attention on a GPU, by tiles of scores that never leave a multiprocessor. A block owns a tile of
 // rows, queries or keys, and goes through the tiles of columns, keys or queries, that belong to them. Tiles
 // are 32 x 32 for float and 16 x 16 for double; a warp has whole rows of them. Sums are in fixed order: the
-// gradients of the queries and those of the keys are computed by a kernel each, which both compute the
-// scores.
+// gradients of the queries and those of the keys are computed by a launch each, which both compute the
+// scores. With products in bfloat16, attention_bf16.cu takes over.
 //
 //   kernel              a block owns           FLOPs for each score    shared memory, in rows of a tile
 //   attend              queries of one head    2 dk + 2 dv + 25        2 dk + 2 dv
-//   query_gradients     queries of one head    4 dk + 2 dv + 25        3 dk + 2 dv
-//   key_gradients       keys of one key head   4 dk + 4 dv + 25        3 dk + 3 dv
+//   gradients, of q     queries of one head    4 dk + 2 dv + 25        3 dk + 2 dv
+//   gradients, of k     keys of one key head   4 dk + 4 dv + 25        3 dk + 3 dv
 //
 // Bytes moved: a block reads the tiles of columns once, from the L2 cache, and its own rows once.
 // Shared memory suffices for heads 256 wide with compute capability 9.0, 192 with 8.0; launch() refuses
 // others.
-#include "tensor/kernels/attention.h"
-
 #include <limits>
 
-#include "cuda/device_code.h"
-#include "cuda/kernels/block.cuh"
+#include "cuda/kernels/attention.cuh"
 #include "tensor/allocator.h"
 #include "tensor/kernels/vector_math.h"
 
@@ -32,45 +29,6 @@ template <class T>
 constexpr int row_step = attention_threads / tile<T>;  // between the rows of a thread
 template <class T>
 constexpr int thread_rows = tile<T> / row_step<T>;
-
-struct Range {
-  int64_t begin, end;
-};
-
-/// Who sees whom.
-struct Visibility {
-  AttentionShape s;
-  int64_t window;
-  const int32_t* key_mask;
-
-  Visibility(const AttentionShape& shape, const int32_t* mask)
-      : s(shape), window(shape.queries + shape.keys), key_mask(mask) {
-    if (s.window > 0) window = std::min(window, s.window);
-  }
-
-  __device__ static int64_t limit(int64_t x, int64_t most) { return max(int64_t{0}, min(x, most)); }
-
-  __device__ bool keeps(int64_t b, int64_t key) const {
-    return key < s.keys && (key_mask == nullptr || key_mask[b * s.keys + key] != 0);
-  }
-  __device__ bool sees(int64_t b, int64_t query, int64_t key) const {
-    const int64_t newest = query + s.keys - s.queries;
-    const bool in_window = !s.causal || (key <= newest && key > newest - window);
-    return in_window && query < s.queries && keeps(b, key);
-  }
-  /// The keys that some of `count` queries see if the mask keeps them.
-  __device__ Range keys_of(int64_t first, int64_t count) const {
-    if (!s.causal) return {0, s.keys};
-    const int64_t newest = first + s.keys - s.queries;
-    return {limit(newest + 1 - window, s.keys), limit(newest + count, s.keys)};
-  }
-  /// The queries that see some of `count` keys.
-  __device__ Range queries_of(int64_t first, int64_t count) const {
-    if (!s.causal) return {0, s.queries};
-    const int64_t oldest = first + s.queries - s.keys;
-    return {limit(oldest, s.queries), limit(oldest + count - 1 + window, s.queries)};
-  }
-};
 
 /// Rows of a tile in shared memory, one element more apart than they are wide: threads that read one column
 /// of neighbouring rows read from different banks.
@@ -153,36 +111,12 @@ __device__ T row_reduce(T value) {
   return value;
 }
 
-/// 1 / sum; 0 for the sum of nothing.
-template <class T>
-__device__ T inverse(T sum) {
-  return sum == 0 ? T(0) : 1 / sum;
-}
-
-/// The tile of rows that a block owns, of one head.
-template <class T>
-struct Own {
-  int64_t b, head, first;
-
-  __device__ Own(int64_t heads, int64_t tokens) {
-    const int64_t tiles = (tokens + tile<T> - 1) / tile<T>;
-    first = blockIdx.x % tiles * tile<T>;
-    head = blockIdx.x / tiles % heads;
-    b = blockIdx.x / tiles / heads;
-  }
-};
-
-template <class T>
-unsigned blocks_of(int64_t batch, int64_t heads, int64_t tokens) {
-  return blocks_for(batch * heads * ((tokens + tile<T> - 1) / tile<T>), 1);
-}
-
 template <class T>
 __global__ void attend(Visibility visible, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> o,
                        T* maximum, T* sum) {
   __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> weights_array;
   const AttentionShape& s = visible.s;
-  const Own<T> own(s.heads, s.queries);
+  const Own own = own_tile<Side::queries>(s, tile<T>);
   const int64_t key_head = own.head / (s.heads / s.key_heads);
   const Place<T> place;
   const int dk = static_cast<int>(s.key_dim);
@@ -243,27 +177,23 @@ __global__ void attend(Visibility visible, Heads<const T> q, Heads<const T> k, H
 template <class T>
 void attention_forward(Cuda device, const AttentionShape& s, Heads<const T> q, Heads<const T> k,
                        Heads<const T> v, const int32_t* key_mask, Heads<T> o, T* maximum, T* sum) {
-  const unsigned blocks = blocks_of<T>(s.batch, s.heads, s.queries);
+  const unsigned blocks = blocks_of(s.batch, s.heads, s.queries, tile<T>);
   if (blocks == 0) return;
+  const Visibility visible(s, key_mask);
+  if constexpr (std::is_same_v<T, float>) {
+    if (attends_in_bf16(s)) return attend_in_bf16(device, visible, q, k, v, o, maximum, sum);
+  }
   launch<attend<T>>(device, {blocks, attention_threads, shared_bytes<T>(s.key_dim, s.value_dim, 2, 2)},
-                    Visibility(s, key_mask), q, k, v, o, maximum, sum);
+                    visible, q, k, v, o, maximum, sum);
 }
 
 namespace {
 
-/// What backward reads: the operands and, for each row [B, H, Tq],
-///   P = inverse_sum exp(score - maximum),  dS = slope exp(score - maximum) (d_o v^T - delta).
-template <class T>
-struct Saved {
-  Heads<const T> q, k, v, d_o;
-  const T *maximum, *inverse_sum, *slope, *delta;
-};
-
 /// A warp has a query: delta = d_o . o; slope = inverse_sum, but 0 where it sees one key: that has all the
 /// weight whatever its score, and rounding in d_o v^T - delta must not say otherwise.
 template <class T>
-__global__ void row_statistics(Visibility visible, Heads<const T> o, Heads<const T> d_o, const T* sum,
-                               T* inverse_sum, T* slope, T* delta) {
+__global__ void row_statistics(Visibility visible, Heads<const T> o, Heads<const T> d_o, const T* maximum,
+                               const T* sum, RowStatistics<T>* rows) {
   const AttentionShape& s = visible.s;
   const int64_t row = blockIdx.x * int64_t{blockDim.x / 32} + threadIdx.x / 32;
   if (row >= s.batch * s.heads * s.queries) return;
@@ -279,126 +209,100 @@ __global__ void row_statistics(Visibility visible, Heads<const T> o, Heads<const
   dot = warp_reduce<Sum>(dot);
   keys = warp_reduce<Sum>(keys);
   if (lane != 0) return;
-  inverse_sum[row] = inverse(sum[row]);
-  slope[row] = keys == 1 ? T(0) : inverse(sum[row]);
-  delta[row] = dot;
+  const T inverse_sum = inverse(sum[row]);
+  rows[row] = {maximum[row], inverse_sum, keys == 1 ? T(0) : inverse_sum, dot};
 }
 
-/// p and dS of one query and key, from q . k and d_o . v; p is -1 where the key isn't seen.
-template <class T>
-__device__ Pair<T> gradient_of_score(const Visibility& visible, const Saved<T>& saved, int64_t b,
-                                     int64_t head, int64_t query, int64_t key, T qk, T dov) {
-  if (!visible.sees(b, query, key)) return {T(-1), T(0)};
-  const int64_t row = (b * visible.s.heads + head) * visible.s.queries + query;
-  const T e = vector_exp(T(visible.s.scale) * qk - saved.maximum[row]);
-  return {saved.inverse_sum[row] * e, saved.slope[row] * e * (dov - saved.delta[row])};
-}
-
-template <class T>
-__global__ void query_gradients(Visibility visible, Saved<T> saved, Heads<T> dq) {
+template <class T, Side side>
+__global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads<T> db) {
+  constexpr bool own_keys = side == Side::keys;
   __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> p_array;
   __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> ds_array;
   const AttentionShape& s = visible.s;
-  const Own<T> own(s.heads, s.queries);
-  const int64_t key_head = own.head / (s.heads / s.key_heads);
+  const Own own = own_tile<side>(s, tile<T>);
+  const Others others = others_of<side>(visible, own, tile<T>);
+  const OperandPair<T> own_operands = own_keys ? saved.keys : saved.queries;
+  const OperandPair<T> other_operands = own_keys ? saved.queries : saved.keys;
+  const auto is_own = [&](int64_t token) {
+    return own_keys ? visible.keeps(own.b, token) : token < s.queries;
+  };
+  const auto is_other = [&](int64_t token) {
+    return own_keys ? token < s.queries : visible.keeps(own.b, token);
+  };
   const Place<T> place;
-  const int dk = static_cast<int>(s.key_dim);
-  const int dv = static_cast<int>(s.value_dim);
-  const Rows<T> q_rows{dynamic_shared<T>(), dk};
-  const Rows<T> k_rows{q_rows.end(), dk};
-  const Rows<T> dq_rows{k_rows.end(), dk};
-  const Rows<T> v_rows{dq_rows.end(), dv};
-  const Rows<T> d_o_rows{v_rows.end(), dv};
+  const int a_width = static_cast<int>(s.key_dim);
+  const int b_width = static_cast<int>(s.value_dim);
+  const Rows<T> own_a{dynamic_shared<T>(), a_width};
+  const Rows<T> other_a{own_a.end(), a_width};
+  const Rows<T> da_rows{other_a.end(), a_width};
+  const Rows<T> own_b{da_rows.end(), b_width};
+  const Rows<T> other_b{own_b.end(), b_width};
+  const Rows<T> db_rows{other_b.end(), b_width};
   const Rows<T> p{p_array.data(), tile<T>};
   const Rows<T> ds{ds_array.data(), tile<T>};
-  const auto is_key = [&](int64_t key) { return visible.keeps(own.b, key); };
-  const auto is_query = [&](int64_t query) { return query < s.queries; };
 
-  q_rows.load(saved.q, own.b, own.first, own.head, is_query);
-  d_o_rows.load(saved.d_o, own.b, own.first, own.head, is_query);
-  place.for_each(dq_rows, [&](int row, int c) { dq_rows.at(row, c) = 0; });
+  own_a.load(own_operands.a, own.b, own.first, own.head, is_own);
+  own_b.load(own_operands.b, own.b, own.first, own.head, is_own);
+  place.for_each(da_rows, [&](int row, int c) { da_rows.at(row, c) = 0; });
+  if constexpr (own_keys) place.for_each(db_rows, [&](int row, int c) { db_rows.at(row, c) = 0; });
   T qk[thread_rows<T>], dov[thread_rows<T>], ones[thread_rows<T>];
   for (T& one : ones) one = 1;
-  const Range keys = visible.keys_of(own.first, tile<T>);
-  for (int64_t first = keys.begin; first < keys.end; first += tile<T>) {
-    if (first > keys.begin) __syncthreads();  // until all have used the tiles before
-    k_rows.load(saved.k, own.b, first, key_head, is_key);
-    v_rows.load(saved.v, own.b, first, key_head, is_key);
-    __syncthreads();
-    place.dot(q_rows, k_rows, qk);
-    place.dot(d_o_rows, v_rows, dov);
-#pragma unroll
-    for (int r = 0; r < thread_rows<T>; ++r) {
-      const Pair<T> gradient = gradient_of_score(visible, saved, own.b, own.head, own.first + place.row(r),
-                                                 first + place.column, qk[r], dov[r]);
-      p.at(place.row(r), place.column) = gradient.first;
-      ds.at(place.row(r), place.column) = gradient.second;
-    }
-    __syncwarp();
-    place.add(ones, ds, p, k_rows, dq_rows);
-  }
-  place.for_each(dq_rows, [&](int row, int c) {
-    if (!is_query(own.first + row)) return;
-    dq.at(own.b, own.first + row, own.head)[c] = T(s.scale) * dq_rows.at(row, c);
-  });
-}
-
-template <class T>
-__global__ void key_gradients(Visibility visible, Saved<T> saved, Heads<T> dk_out, Heads<T> dv_out) {
-  __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> p_array;
-  __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> ds_array;
-  const AttentionShape& s = visible.s;
-  const Own<T> own(s.key_heads, s.keys);
-  const int64_t group = s.heads / s.key_heads;
-  const Place<T> place;
-  const int dk = static_cast<int>(s.key_dim);
-  const int dv = static_cast<int>(s.value_dim);
-  const Rows<T> q_rows{dynamic_shared<T>(), dk};
-  const Rows<T> k_rows{q_rows.end(), dk};
-  const Rows<T> dk_rows{k_rows.end(), dk};
-  const Rows<T> v_rows{dk_rows.end(), dv};
-  const Rows<T> d_o_rows{v_rows.end(), dv};
-  const Rows<T> dv_rows{d_o_rows.end(), dv};
-  const Rows<T> p{p_array.data(), tile<T>};
-  const Rows<T> ds{ds_array.data(), tile<T>};
-  const auto is_key = [&](int64_t key) { return visible.keeps(own.b, key); };
-  const auto is_query = [&](int64_t query) { return query < s.queries; };
-
-  k_rows.load(saved.k, own.b, own.first, own.head, is_key);
-  v_rows.load(saved.v, own.b, own.first, own.head, is_key);
-  place.for_each(dk_rows, [&](int row, int c) { dk_rows.at(row, c) = 0; });
-  place.for_each(dv_rows, [&](int row, int c) { dv_rows.at(row, c) = 0; });
-  T qk[thread_rows<T>], dov[thread_rows<T>], ones[thread_rows<T>];
-  for (T& one : ones) one = 1;
-  const Range queries = visible.queries_of(own.first, tile<T>);
-  for (int64_t head = own.head * group; head < (own.head + 1) * group; ++head) {
-    for (int64_t first = queries.begin; first < queries.end; first += tile<T>) {
-      __syncthreads();  // until all have used the tiles before
-      q_rows.load(saved.q, own.b, first, head, is_query);
-      d_o_rows.load(saved.d_o, own.b, first, head, is_query);
+  for (int64_t head = others.begin_head; head < others.end_head; ++head) {
+    for (int64_t first = others.tokens.begin; first < others.tokens.end; first += tile<T>) {
+      other_a.load(other_operands.a, own.b, first, head, is_other);
+      other_b.load(other_operands.b, own.b, first, head, is_other);
       __syncthreads();
-      place.dot(k_rows, q_rows, qk);
-      place.dot(v_rows, d_o_rows, dov);
+      place.dot(own_a, other_a, qk);
+      place.dot(own_b, other_b, dov);
 #pragma unroll
       for (int r = 0; r < thread_rows<T>; ++r) {
-        const Pair<T> gradient = gradient_of_score(visible, saved, own.b, head, first + place.column,
-                                                   own.first + place.row(r), qk[r], dov[r]);
-        p.at(place.row(r), place.column) = gradient.first;
-        ds.at(place.row(r), place.column) = gradient.second;
+        const int64_t mine = own.first + place.row(r);
+        const int64_t theirs = first + place.column;
+        const int64_t query = own_keys ? theirs : mine;
+        T& p_here = p.at(place.row(r), place.column);
+        T& ds_here = ds.at(place.row(r), place.column);
+        p_here = -1;  // says that it isn't seen
+        ds_here = 0;
+        if (!visible.sees(own.b, query, own_keys ? mine : theirs)) continue;
+        const RowStatistics<T> row = saved.row(s, own.b, own_keys ? head : own.head, query);
+        const T e = vector_exp(T(s.scale) * qk[r] - row.maximum);
+        p_here = row.inverse_sum * e;
+        ds_here = row.slope * e * (dov[r] - row.delta);
       }
-      __syncwarp();
-      place.add(ones, p, p, d_o_rows, dv_rows);
-      place.add(ones, ds, p, q_rows, dk_rows);
+      __syncwarp();  // a row's entries are those of one warp
+      if constexpr (own_keys) place.add(ones, p, p, other_b, db_rows);
+      place.add(ones, ds, p, other_a, da_rows);
+      __syncthreads();  // all have used the tiles
     }
   }
-  place.for_each(dk_rows, [&](int row, int c) {
-    if (own.first + row >= s.keys) return;
-    dk_out.at(own.b, own.first + row, own.head)[c] = T(s.scale) * dk_rows.at(row, c);
+  const int64_t tokens = own_keys ? s.keys : s.queries;
+  place.for_each(da_rows, [&](int row, int c) {
+    if (own.first + row >= tokens) return;
+    da.at(own.b, own.first + row, own.head)[c] = T(s.scale) * da_rows.at(row, c);
   });
-  place.for_each(dv_rows, [&](int row, int c) {
-    if (own.first + row >= s.keys) return;
-    dv_out.at(own.b, own.first + row, own.head)[c] = dv_rows.at(row, c);
-  });
+  if constexpr (own_keys) {
+    place.for_each(db_rows, [&](int row, int c) {
+      if (own.first + row >= tokens) return;
+      db.at(own.b, own.first + row, own.head)[c] = db_rows.at(row, c);
+    });
+  }
+}
+
+/// The gradients of the own side's operands; db is of keys alone.
+template <class T, Side side>
+void launch_gradients(const Cuda& device, const Visibility& visible, const Saved<T>& saved, Heads<T> da,
+                      Heads<T> db = {}) {
+  const AttentionShape& s = visible.s;
+  const bool keys = side == Side::keys;
+  const unsigned blocks =
+      blocks_of(s.batch, keys ? s.key_heads : s.heads, keys ? s.keys : s.queries, tile<T>);
+  if (blocks == 0) return;
+  if constexpr (std::is_same_v<T, float>) {
+    if (attends_in_bf16(s)) return gradients_in_bf16<side>(device, visible, saved, da, db);
+  }
+  launch<gradients<T, side>>(
+      device, {blocks, attention_threads, shared_bytes<T>(s.key_dim, s.value_dim, 3, keys ? 3 : 2)}, visible,
+      saved, da, db);
 }
 
 }  // namespace
@@ -409,24 +313,14 @@ void attention_backward(Cuda device, const AttentionShape& s, Heads<const T> q, 
                         const T* sum, Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
   const Visibility visible(s, key_mask);
   const int64_t rows = s.batch * s.heads * s.queries;
-  Scratch<T> scratch(3 * rows, cuda::allocator(device));
-  T* inverse_sum = scratch.data();
-  T* slope = inverse_sum + rows;
-  T* delta = slope + rows;
-  const Saved<T> saved{q, k, v, d_o, maximum, inverse_sum, slope, delta};
+  Scratch<RowStatistics<T>> statistics(rows, device);
   if (rows > 0) {
     launch<row_statistics<T>>(device, {blocks_for(rows, attention_threads / 32), attention_threads}, visible,
-                              o, d_o, sum, inverse_sum, slope, delta);
-    launch<query_gradients<T>>(device,
-                               {blocks_of<T>(s.batch, s.heads, s.queries), attention_threads,
-                                shared_bytes<T>(s.key_dim, s.value_dim, 3, 2)},
-                               visible, saved, dq);
+                              o, d_o, maximum, sum, statistics.data());
   }
-  const unsigned key_blocks = blocks_of<T>(s.batch, s.key_heads, s.keys);
-  if (key_blocks == 0) return;
-  launch<key_gradients<T>>(device,
-                           {key_blocks, attention_threads, shared_bytes<T>(s.key_dim, s.value_dim, 3, 3)},
-                           visible, saved, dk, dv);
+  const Saved<T> saved{{q, d_o}, {k, v}, statistics.data()};
+  launch_gradients<T, Side::queries>(device, visible, saved, dq);
+  launch_gradients<T, Side::keys>(device, visible, saved, dk, dv);
 }
 
 #define INSTANTIATE(T)                                                                                    \

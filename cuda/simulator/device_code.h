@@ -56,7 +56,7 @@ struct CallSite {
 };
 
 /// What the threads of a block do together.
-enum class Meeting { none, block_barrier, warp_barrier, shuffle, ballot };
+enum class Meeting { none, block_barrier, warp_barrier, shuffle, ballot, product };
 
 /// Waits for the block; returns in how many threads predicate isn't 0.
 int meet_block(int predicate, CallSite site);
@@ -64,6 +64,18 @@ int meet_block(int predicate, CallSite site);
 /// isn't 0.
 uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int source, CallSite site);
 int lane_of_this_thread();
+
+/// What a lane brings to the instruction mma.sync.m16n8k16 of bfloat16, C += A B: its registers of A [16,
+/// 16], B [16, 8] and C [16, 8], laid out as the PTX manual says. With g = lane / 4 and t = 2 (lane % 4),
+/// word i of a is row g + 8 (i % 2), columns t and t + 1, and 8 more with i / 2; word i of b is rows t + 8 i
+/// and one more of column g; c[i] is row g + 8 (i / 2), column t + i % 2.
+struct ProductLane {
+  uint32_t a[4];
+  uint32_t b[2];
+  float c[4];
+};
+/// All lanes of the warp together; c becomes the sum.
+void multiply_add(ProductLane& lane, CallSite site = CallSite::here());
 
 /// Adds in one step; returns what was there. T is int, unsigned, float or double.
 template <class T>
@@ -135,6 +147,24 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta,
 template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return mixgrad::simulator::atomic_add(address, value);
+}
+
+/// The upper half of a float, rounded to nearest, ties to even.
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+inline __nv_bfloat16 __float2bfloat16(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x)) return {0x7FFF};
+  return {static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+}
+inline float __bfloat162float(__nv_bfloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+/// Two in a word, the first one in its lower half.
+struct alignas(4) __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16(x), __float2bfloat16(y)};
 }
 
 inline int __popc(unsigned bits) { return std::popcount(bits); }

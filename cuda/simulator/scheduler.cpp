@@ -126,6 +126,8 @@ class Scheduler {
     if (meeting == Meeting::warp_barrier && skips(site)) return 0;
     const unsigned lane = index_ % warp_size;
     Warp& warp = warps_[index_ / warp_size];
+    if (meeting == Meeting::product && warp.lanes != mask)
+      fail_thread(str("product of a warp at ", site, ": the warp has ", std::popcount(warp.lanes), " lanes"));
     mask &= warp.lanes;
     if ((mask >> lane & 1) == 0)
       fail_thread(str("warp operation at ", site, ": its mask leaves out lane ", lane, " itself"));
@@ -331,6 +333,7 @@ class Scheduler {
       }
       ballot |= static_cast<unsigned>(other.value != 0) << lane;
     }
+    if (meeting == Meeting::product) multiply_lanes(lanes);
     for (unsigned lane = 0; lane < warp_size; ++lane) {
       if ((mask >> lane & 1) == 0) continue;
       Thread& other = lanes[lane];
@@ -341,6 +344,31 @@ class Scheduler {
     }
     current().waits_for = Meeting::none;
     warp.arrived &= ~mask;
+  }
+
+  /// mma.sync: every lane's value is the address of its ProductLane.
+  void multiply_lanes(Thread* lanes) {
+    float a[16][16], b[16][8];
+    const auto half = [](uint32_t word, int high) {
+      return std::bit_cast<float>(high == 0 ? word << 16 : word & 0xFFFF0000);
+    };
+    const auto registers = [&](int lane) { return reinterpret_cast<ProductLane*>(lanes[lane].value); };
+    for (int lane = 0; lane < int{warp_size}; ++lane) {
+      const int g = lane / 4;
+      const int t = lane % 4 * 2;
+      for (int high = 0; high < 2; ++high) {
+        for (int i = 0; i < 4; ++i) {
+          a[g + i % 2 * 8][t + high + i / 2 * 8] = half(registers(lane)->a[i], high);
+        }
+        for (int i = 0; i < 2; ++i) b[t + high + i * 8][g] = half(registers(lane)->b[i], high);
+      }
+    }
+    for (int lane = 0; lane < int{warp_size}; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        float& sum = registers(lane)->c[i];
+        for (int k = 0; k < 16; ++k) sum += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      }
+    }
   }
 
   std::string describe_deadlock() const {
@@ -399,6 +427,9 @@ uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int source, C
   return scheduler().meet_warp(meeting, mask, value, source, site);
 }
 int lane_of_this_thread() { return accessor.thread % warp_size; }
+void multiply_add(ProductLane& lane, CallSite site) {
+  meet_warp(Meeting::product, 0xFFFFFFFF, reinterpret_cast<uint64_t>(&lane), 0, site);
+}
 void* shared_array(SharedSlot& slot, int64_t bytes) { return scheduler().shared_array(slot, bytes); }
 void* dynamic_shared_array() { return scheduler().dynamic_shared_array(); }
 void fail_thread(std::string&& message) { scheduler().fail_thread(std::move(message)); }

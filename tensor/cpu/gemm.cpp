@@ -56,9 +56,10 @@ MatrixPrecision precision_in_use = MatrixPrecision::float32;
 
 MatrixPrecision matrix_precision() { return precision_in_use; }
 
-void set_matrix_precision(MatrixPrecision precision) {
-  check_usage(precision == MatrixPrecision::float32 || bf16_kernels() != nullptr,
-              "[gemm] precision bf16: this CPU has neither AMX nor AVX512_BF16; allowed: f32");
+void set_matrix_precision(MatrixPrecision precision, Device device) {
+  check_usage(
+      precision == MatrixPrecision::float32 || device.kind != Device::Kind::cpu || bf16_kernels() != nullptr,
+      "[gemm] precision bf16: this CPU has neither AMX nor AVX512_BF16; allowed: f32");
   precision_in_use = precision;
 }
 
@@ -80,7 +81,7 @@ void gemm(Cpu, GemmShape shape, float alpha, const float* a, const float* b, flo
   const GemmShape s = with_strides(shape);
   if (blas_is_faster(s)) {
     tiled_blas_gemm(s, alpha, a, b, beta, c, epilogue);
-  } else if (matrix_precision() == MatrixPrecision::bfloat16) {
+  } else if (matrix_precision() == MatrixPrecision::bfloat16 && bf16_kernels() != nullptr) {
     bf16_gemm(*bf16_kernels(), s, alpha, a, b, beta, c, epilogue);
   } else {
     packed_gemm(s, alpha, a, b, beta, c, epilogue);

@@ -36,13 +36,13 @@ struct Epilogue {
 };
 
 /// How gemm() computes products of floats: as they are, or with operands rounded to bfloat16 (8 bits of
-/// mantissa) and sums in float. Products of double, of very few rows or columns, and the tiles inside of
-/// other kernels are not concerned.
+/// mantissa) and sums in float. Products of double are not concerned; on a CPU, those of very few rows or
+/// columns and the tiles inside of other kernels aren't either; on a GPU, attention's tiles are.
 enum class MatrixPrecision { float32, bfloat16 };
 MatrixPrecision matrix_precision();
-/// Sets it for the whole process; not while products are computed. Throws UsageError where this CPU has no
-/// instructions for bfloat16.
-void set_matrix_precision(MatrixPrecision precision);
+/// Sets it for the whole process; not while products are computed. Throws UsageError where the device, this
+/// CPU, has no instructions for bfloat16; every GPU that there are kernels for has them.
+void set_matrix_precision(MatrixPrecision precision, Device device = {});
 
 template <class T>
 void gemm(Cpu, GemmShape shape, T alpha, const T* a, const T* b, T beta, T* c,

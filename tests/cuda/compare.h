@@ -17,6 +17,7 @@
 
 #include "cuda/runtime.h"
 #include "tensor/error.h"
+#include "tensor/kernels/gemm.h"
 #if defined(MIXGRAD_CUDA_SIMULATED)
 #include "cuda/simulator/scheduler.h"
 #endif
@@ -32,6 +33,12 @@ std::vector<T> waves(int64_t count, double phase = 0) {
   }
   return values;
 }
+
+/// Computes products on the GPU with operands in bfloat16 while it lives.
+struct InBf16 {
+  InBf16() { set_matrix_precision(MatrixPrecision::bfloat16, Cuda{}); }
+  ~InBf16() { set_matrix_precision(MatrixPrecision::float32); }
+};
 
 /// The arrays of one call of a kernel on one device.
 template <class Device>

@@ -45,6 +45,64 @@ TEST_CASE_TEMPLATE("cuda/gemm: transposed or not and with rows apart", T, float,
   check_barriers();
 }
 
+namespace {
+
+/// Values that bfloat16 holds.
+std::vector<float> short_waves(int64_t count, double phase = 0) {
+  std::vector<float> values = waves<float>(count, phase);
+  for (float& x : values) x = std::round(64 * x) / 64;
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("cuda/gemm: in bfloat16 the products of the rounded operands") {
+  const InBf16 in_bf16;
+  for (const Size& size : sizes) {
+    for (const Transpose a_transpose : both) {
+      for (const Transpose b_transpose : both) {
+        CAPTURE(size.n);
+        GemmShape s{size.m, size.n, size.k, a_transpose, b_transpose};
+        s.lda = (a_transpose == Transpose::yes ? s.m : s.k) + 2;
+        s.ldb = (b_transpose == Transpose::yes ? s.k : s.n) + 1;
+        s.ldc = s.n + 3;
+        const int64_t a_rows = a_transpose == Transpose::yes ? s.k : s.m;
+        const int64_t b_rows = b_transpose == Transpose::yes ? s.n : s.k;
+        // Nothing is lost by rounding here: as exact as in float.
+        check_same(tolerance<float>, [&](auto device, auto& operands) {
+          const float* a = operands.in(short_waves(a_rows * s.lda));
+          const float* b = operands.in(short_waves(b_rows * s.ldb, 1));
+          const float* bias = operands.in(waves<float>(s.n, 4));
+          float* c = operands.in_out(waves<float>(s.m * s.ldc, 2));
+          gemm(device, s, 0.5f, a, b, -2.0f, c, {.bias = bias});
+        });
+      }
+    }
+  }
+  check_ran("bf16_product_kernel");
+  check_barriers();
+}
+
+TEST_CASE("cuda/gemm: in bfloat16 operands are rounded and double is left alone") {
+  if (cuda::device_count() == 0) {
+    MESSAGE("not run: ", cuda::why_unavailable());
+    return;
+  }
+  const auto product = [](auto device, auto& operands) {
+    const int64_t n = 32;
+    gemm(device, {n, n, n}, 1.0f, operands.in(waves<float>(n * n)), operands.in(waves<float>(n * n, 1)), 0.0f,
+         operands.template out<float>(n * n));
+    gemm(device, {n, n, n}, 1.0, operands.in(waves<double>(n * n)), operands.in(waves<double>(n * n, 1)), 0.0,
+         operands.template out<double>(n * n));
+  };
+  const Results exact = results_of<Cuda>(product);
+  const InBf16 in_bf16;
+  const Results rounded = results_of<Cuda>(product);
+  CHECK(difference({rounded[0]}, {exact[0]}) > 1e-3);  // 0.014; of operands as they are, 1e-6
+  CHECK(difference({rounded[0]}, {exact[0]}) < 0.03);
+  CHECK(difference({rounded[1]}, {exact[1]}) == 0);
+}
+
 TEST_CASE_TEMPLATE("cuda/gemm: without beta C may hold nothing", T, float, double) {
   for (const Size& size : sizes) {
     CAPTURE(size.n);
