@@ -12,7 +12,7 @@ namespace mixgrad {
 
 /// How to check.
 struct GradCheckOptions {
-  Device device{};
+  Device device{};               // of the analytic gradient; the numeric one is computed on the CPU
   DType dtype = DType::float64;  // of the analytic gradient, float64 or float32; the numeric one is float64
   uint64_t seed = 1;             // of the cotangents, and of the entries that are checked of a large input
 };
@@ -51,14 +51,15 @@ struct GradCheckResult {
 class GradChecker {
  public:
   /// Computes the numeric derivatives. `label` names the case in messages. Throws what the function throws.
-  GradChecker(std::string label, GradCase grad_case, Device device, uint64_t seed);
+  GradChecker(std::string label, GradCase grad_case, uint64_t seed);
 
-  /// Computes and compares the analytic gradients in an element type. A failure is: an error that isn't <=
-  /// the tolerance (so NaN fails); a numeric gradient that isn't finite, or is 0 everywhere, which tests
-  /// nothing; a point where the function has a kink; an impure function: outputs or gradients of a second
-  /// call with other bits. `corruption`, if any, changes the gradients on their way. Throws what the function
-  /// or its backward throws.
-  GradCheckResult check(DType dtype, const BackwardHook& corruption = {}) const;
+  /// Computes and compares the analytic gradients in an element type, on a device. A failure is: an error
+  /// that isn't <= the tolerance (so NaN fails); a numeric gradient that isn't finite, or is 0 everywhere,
+  /// which tests nothing; a point where the function has a kink; an impure function: outputs or gradients of
+  /// a second call with other bits; outputs that differ from those in float64 on the CPU by more than the
+  /// tolerance, relative to the largest. `corruption`, if any, changes the gradients on their way. Throws
+  /// what the function or its backward throws.
+  GradCheckResult check(DType dtype, const BackwardHook& corruption = {}, Device device = {}) const;
 
  private:
   /// The derivative of f at the case's inputs along a unit direction.
@@ -81,8 +82,9 @@ class GradChecker {
   /// Along a direction, with so much of the usual step.
   Derivative differentiate(size_t input, const std::vector<double>& direction, double fraction = 1) const;
   NumericGradient differentiate(size_t input) const;
-  AnalyticPass analytic_pass(DType dtype) const;
-  void check_purity(const AnalyticPass& first, DType dtype, GradCheckResult& result) const;
+  AnalyticPass analytic_pass(DType dtype, Device device) const;
+  void check_outputs(const AnalyticPass& pass, double tolerance, GradCheckResult& result) const;
+  void check_purity(const AnalyticPass& first, DType dtype, Device device, GradCheckResult& result) const;
   void compare(size_t input, const std::vector<double>& gradient, double tolerance,
                GradCheckResult& result) const;
   std::string where(size_t input) const;
@@ -90,9 +92,8 @@ class GradChecker {
 
   std::string label_;
   GradCase case_;
-  Device device_;
   uint64_t seed_;
-  std::vector<double> outputs_;     // f64, of all outputs, one after the other
+  std::vector<double> outputs_;     // f64 on the CPU, of all outputs, one after the other
   std::vector<double> cotangents_;  // of the same elements; exact in float32
   std::vector<NumericGradient> numeric_;
 };

@@ -34,26 +34,27 @@ struct Outcome {
 };
 
 Outcome check_corrupted(const GradChecker& checker, const OpInput& target, const Corruption& corruption,
-                        DType dtype) {
+                        const GradCheckOptions& options) {
   bool changed = false;
-  const GradCheckResult result = checker.check(dtype, [&](std::string_view op, int input, Tensor& gradient) {
+  const auto corrupt = [&](std::string_view op, int input, Tensor& gradient) {
     if (op != target.op || input != target.input || gradient.elements() == 0) return;
     std::vector<double> values = gradient.to_vector();
     corruption.apply(values);
     const Tensor corrupted = Tensor::from(values, gradient.shape(), gradient.device()).to(gradient.dtype());
     changed = changed || corrupted.to_vector() != gradient.to_vector();  // NaN differs from everything
     gradient = corrupted;
-  });
+  };
+  const GradCheckResult result = checker.check(options.dtype, corrupt, options.device);
   if (!changed) return {};
   return {result.failures.empty() ? Outcome::Kind::missed : Outcome::Kind::caught, result.error};
 }
 
 /// The best outcome among the cases that reach the target.
 Outcome best_outcome(const std::vector<const GradChecker*>& checkers, const OpInput& target,
-                     const Corruption& corruption, DType dtype) {
+                     const Corruption& corruption, const GradCheckOptions& options) {
   Outcome best;
   for (const GradChecker* checker : checkers) {
-    const Outcome outcome = check_corrupted(*checker, target, corruption, dtype);
+    const Outcome outcome = check_corrupted(*checker, target, corruption, options);
     if (outcome.kind > best.kind) best = outcome;
     if (best.kind == Outcome::Kind::caught) break;
   }
@@ -75,13 +76,13 @@ SelfTestResult self_test(const std::vector<GradCaseGroup>& groups, const GradChe
   std::vector<GradChecker> checkers;
   for (const GradCaseGroup& group : groups) {
     for (const GradCase& grad_case : group.cases) {
-      checkers.emplace_back(group.name + "/" + grad_case.name, grad_case, options.device, options.seed);
+      checkers.emplace_back(group.name + "/" + grad_case.name, grad_case, options.seed);
     }
   }
   std::map<OpInput, std::vector<const GradChecker*>> targets;
   std::set<std::string> ops;
   for (const GradChecker& checker : checkers) {
-    const GradCheckResult result = checker.check(options.dtype);
+    const GradCheckResult result = checker.check(options.dtype, {}, options.device);
     check(result.failures.empty(), "[self-test] a case fails as it stands: ", join(result.failures, "; "));
     for (const OpInput& reached : result.reached) {
       targets[reached].push_back(&checker);
@@ -96,7 +97,7 @@ SelfTestResult self_test(const std::vector<GradCaseGroup>& groups, const GradChe
     for (const Corruption& corruption : corruptions()) {
       ++result.trials;
       const std::string trial = str(target.op, ", input ", target.input, ": ", corruption.name);
-      const Outcome outcome = best_outcome(reaching, target, corruption, options.dtype);
+      const Outcome outcome = best_outcome(reaching, target, corruption, options);
       if (outcome.kind == Outcome::Kind::missed) result.missed.push_back(trial);
       if (outcome.kind == Outcome::Kind::unchanged) result.unchanged.push_back(trial);
       if (outcome.kind == Outcome::Kind::caught) {

@@ -14,6 +14,7 @@
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/linear.h"
 #include "autograd/ops/softmax.h"
+#include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
 namespace {
@@ -80,12 +81,12 @@ bool contains(const std::string& text, const std::string& part) {
 TEST_CASE("autograd/gradcheck: every case of every op passes") {
   for (const GradCaseGroup& group : all_op_cases(1)) {
     for (const GradCase& grad_case : group.cases) {
-      const GradChecker checker(group.name + "/" + grad_case.name, grad_case, {}, 1);
-      for (const DType dtype : {DType::float64, DType::float32}) {
-        const GradCheckResult result = checker.check(dtype);
+      const GradChecker checker(group.name + "/" + grad_case.name, grad_case, 1);
+      for_each_device_and_dtype([&](Device device, DType dtype) {
+        const GradCheckResult result = checker.check(dtype, {}, device);
         CHECK_MESSAGE(result.failures.empty(), join(result.failures, "; "));
         CHECK(result.derivatives > 0);
-      }
+      });
     }
   }
 }
@@ -96,7 +97,7 @@ TEST_CASE("autograd/gradcheck: a strongly bent function is no wrong gradient") {
       "bent",
       {{"x", Tensor::from(std::vector<double>{1, 0.0002, -0.0003}, {3})}},
       [](const std::vector<Variable>& in) { return std::vector{sigmoid(scale(in[0], 130))}; }};
-  const GradCheckResult result = GradChecker("bent", bent, {}, 1).check(DType::float64);
+  const GradCheckResult result = GradChecker("bent", bent, 1).check(DType::float64);
   CHECK_MESSAGE(result.failures.empty(), join(result.failures, "; "));
 }
 
@@ -173,7 +174,7 @@ TEST_CASE("autograd/gradcheck: what a sum of outputs can not see is seen") {
   const GradCase grad_case{"case", {{"x", normal({4, 7}, 1, generator, DType::float64)}}, [](Inputs in) {
                              return std::vector{softmax(in[0])};
                            }};
-  const GradChecker checker("case", grad_case, {}, 1);
+  const GradChecker checker("case", grad_case, 1);
   CHECK(checker.check(DType::float64).failures.empty());
   const auto times = [&](double factor) {
     return checker.check(DType::float64, [factor](std::string_view, int, Tensor& gradient) {
@@ -254,7 +255,7 @@ TEST_CASE("autograd/gradcheck: one wrong element of a large input is noticed whe
   const GradCase grad_case{"case", {{"x", normal({1000}, 1, generator, DType::float64)}}, [](Inputs in) {
                              return std::vector{sigmoid(in[0])};
                            }};
-  const GradChecker checker("case", grad_case, {}, 1);
+  const GradChecker checker("case", grad_case, 1);
   const GradCheckResult right = checker.check(DType::float64);
   CHECK(right.failures.empty());
   CHECK(right.derivatives == 201);
