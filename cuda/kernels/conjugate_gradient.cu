@@ -90,8 +90,9 @@ bool conjugate_gradient_step(Cuda device, const LinearSystems& s, const T* diago
       r[i] -= a * (ap[i] + lambda[i] * p[i]);
       after += r[i] * r[i];
     }
-    after = warp_reduce<Sum>(after);  // every lane has read squares[row] by now
+    after = warp_reduce<Sum>(after);
     for (int64_t i = lane; i < n; i += 32) p[i] = r[i] + after / before * p[i];
+    __syncwarp();  // all lanes have read squares[row]
     if (lane == 0) cg.squares[row] = after;
   });
   Scratch<int32_t> any(1, device);
