@@ -259,15 +259,12 @@ __global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads
         const int64_t mine = own.first + place.row(r);
         const int64_t theirs = first + place.column;
         const int64_t query = own_keys ? theirs : mine;
-        T& p_here = p.at(place.row(r), place.column);
-        T& ds_here = ds.at(place.row(r), place.column);
-        p_here = -1;  // says that it isn't seen
-        ds_here = 0;
+        p.at(place.row(r), place.column) = -1;  // says that it isn't seen
         if (!visible.sees(own.b, query, own_keys ? mine : theirs)) continue;
         const RowStatistics<T> row = saved.row(s, own.b, own_keys ? head : own.head, query);
         const T e = vector_exp(T(s.scale) * qk[r] - row.maximum);
-        p_here = row.inverse_sum * e;
-        ds_here = row.slope * e * (dov[r] - row.delta);
+        p.at(place.row(r), place.column) = row.inverse_sum * e;
+        ds.at(place.row(r), place.column) = row.slope * e * (dov[r] - row.delta);
       }
       __syncwarp();  // a row's entries are those of one warp
       if constexpr (own_keys) place.add(ones, p, p, other_b, db_rows);

@@ -84,7 +84,7 @@ __global__ void norm_backward_kernel(Stretch stretch, T* partial, const T* x, co
       const T normalised = (in[j] - centre) * factor;
       const T weighted = weight != nullptr ? gradient[j] * weight[j] : gradient[j];
       dweight[j] += gradient[j] * normalised;
-      dbias[j] += gradient[j];
+      if (mean != nullptr) dbias[j] += gradient[j];  // rms norm has no bias
       sums = Sum::join(sums, Pair<T>{weighted, weighted * normalised});
     });
     if (dx == nullptr) continue;

@@ -11,12 +11,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 
 #include "cuda/simulator/device_code.h"
 #include "cuda/simulator/scheduler.h"
@@ -182,17 +185,7 @@ struct Instruction {
   uint32_t code;
 };
 std::ostream& operator<<(std::ostream& out, Instruction instruction) {
-  const uint32_t call = instruction.code - 1;  // what was noted is where the call returns to
-  const std::string command =
-      str("addr2line -s -e /proc/", getpid(), "/exe 0x", std::hex, call, " 2>/dev/null");
-  std::string line;
-  if (FILE* pipe = popen(command.c_str(), "r")) {
-    for (int c = 0; (c = std::fgetc(pipe)) != EOF && c != '\n' && c != ' ';)
-      line.push_back(static_cast<char>(c));
-    pclose(pipe);
-  }
-  if (!line.empty() && !line.starts_with("??")) return out << line;
-  return out << "instruction 0x" << std::hex << call << std::dec;
+  return out << source_lines({instruction.code})[0];
 }
 
 /// Written as the thread, and the place in the source.
@@ -218,6 +211,11 @@ bool ordered(const Access& before, bool several_blocks) {
                              : before.thread == several_of_a_warp + now.thread / 32;
   return same_warp && before.warp_epoch != now.warp_epoch;
 }
+
+/// Stores that were reached, and the last one that was dropped, with what it is to leave as it was.
+std::unordered_set<StoreSite> stores;
+uintptr_t dropped_address;
+std::vector<unsigned char> dropped_bytes;
 
 struct CheckedAccess {
   uintptr_t address;
@@ -289,6 +287,16 @@ bool is_built_in(uintptr_t address) {
 
 enum class Kind { read, write };
 
+bool is_dropped(StoreSite site) {
+  return std::binary_search(options.dropped_stores.begin(), options.dropped_stores.end(), site);
+}
+
+void drop(const CheckedAccess& access) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(access.address);
+  dropped_address = access.address;
+  dropped_bytes.assign(bytes, bytes + access.bytes);
+}
+
 void check_access(const CheckedAccess& access, Kind kind) {
   const char* does = kind == Kind::read ? "reads" : "writes";
   if (!memory().contains(access.address)) {
@@ -305,6 +313,10 @@ void check_access(const CheckedAccess& access, Kind kind) {
   }
   if (access.address % std::min<uintptr_t>(16, std::bit_floor(access.bytes)) != 0) {
     fail_thread(str(does, access, "misaligned address"));
+  }
+  if (kind == Kind::write && !access.atomic) {
+    stores.insert(access.code);
+    if (is_dropped(access.code)) return drop(access);
   }
   for (uintptr_t at = access.address; at < access.address + access.bytes;) {
     const uintptr_t first = at % granule;
@@ -324,6 +336,7 @@ void check_access(const CheckedAccess& access, Kind kind) {
 void on_access(const void* address, uintptr_t bytes, const void* code, Kind kind) {
   if (!accessor.active) return;
   accessor.active = false;  // what is called here may have been compiled to call this function, too
+  undo_dropped_store();
   check_access({reinterpret_cast<uintptr_t>(address), bytes,
                 static_cast<uint32_t>(reinterpret_cast<uintptr_t>(code) - program_start()), false},
                kind);
@@ -414,6 +427,46 @@ void clear_memory(void* address, int64_t bytes) {
   mark_written(address, bytes);
 }
 
+std::vector<StoreSite> take_stores() {
+  std::vector<StoreSite> sites(stores.begin(), stores.end());
+  stores.clear();
+  std::sort(sites.begin(), sites.end());
+  return sites;
+}
+
+void undo_dropped_store() {
+  if (dropped_bytes.empty()) return;
+  std::memcpy(reinterpret_cast<void*>(dropped_address), dropped_bytes.data(), dropped_bytes.size());
+  dropped_bytes.clear();
+}
+
+std::vector<std::string> source_lines(const std::vector<StoreSite>& sites) {
+  static std::map<StoreSite, std::string> known;
+  std::string unknown;
+  std::vector<StoreSite> asked;
+  for (const StoreSite site : sites) {
+    if (known.contains(site)) continue;
+    known[site] = str("instruction 0x", std::hex, site - 1);  // what was noted is where the call returns to
+    unknown += str(" 0x", std::hex, site - 1);
+    asked.push_back(site);
+  }
+  if (!asked.empty()) {
+    const std::string command = str("addr2line -s -e /proc/", getpid(), "/exe", unknown, " 2>/dev/null");
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+      char line[512];
+      for (const StoreSite site : asked) {
+        if (std::fgets(line, sizeof(line), pipe) == nullptr) break;
+        const std::string_view place(line, std::strcspn(line, " \n"));  // a discriminator may follow
+        if (!place.starts_with("??")) known[site] = place;
+      }
+      pclose(pipe);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const StoreSite site : sites) lines.push_back(known[site]);
+  return lines;
+}
+
 void* take_shared(void* place, int64_t bytes) {
   if (place == nullptr) return reinterpret_cast<void*>(memory().allocate(bytes, true).begin);
   memory().drop_cells(reinterpret_cast<uintptr_t>(place), bytes);
@@ -424,6 +477,7 @@ template <class T>
 T atomic_add(T* address, T value) {
   const uintptr_t code = reinterpret_cast<uintptr_t>(__builtin_return_address(0)) - program_start();
   accessor.active = false;
+  undo_dropped_store();
   check_access({reinterpret_cast<uintptr_t>(address), sizeof(T), static_cast<uint32_t>(code), true},
                Kind::write);
   accessor.active = true;

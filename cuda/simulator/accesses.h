@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "cuda/simulator/fiber.h"
 
@@ -52,6 +54,16 @@ struct Accessor {
   int64_t bytes_written = 0;
 };
 extern constinit thread_local Accessor accessor;
+
+/// Where in the kernels' code a store is: distance from the program's start, behind the instruction.
+using StoreSite = uint32_t;
+/// The stores to global and shared memory that were reached since this was last asked, in ascending order.
+std::vector<StoreSite> take_stores();
+/// Each site as "softmax.cu:34", where binutils and debug information tell.
+std::vector<std::string> source_lines(const std::vector<StoreSite>& sites);
+/// A store that is dropped is made all the same, by the compiler's code, and undone by the next call of this:
+/// before anything else is read, written or waited for.
+void undo_dropped_store();
 
 /// A piece of the block's shared memory, uninitialised. The first call takes `place`, null before; later
 /// calls for other blocks get the same one.

@@ -89,6 +89,7 @@ class Scheduler {
 
   void end_thread() {
     accessor.active = false;
+    undo_dropped_store();
     current().ended = true;
     --alive_;
     if (at_barrier_ > 0) fail_barrier("thread ", index_, " has ended");
@@ -175,7 +176,10 @@ class Scheduler {
  private:
   /// The simulator's own code reads and writes what it likes.
   struct Quiet {
-    Quiet() { accessor.active = false; }
+    Quiet() {
+      accessor.active = false;
+      undo_dropped_store();
+    }
     ~Quiet() { accessor.active = true; }
   };
 
@@ -213,11 +217,13 @@ class Scheduler {
     gridDim = grid.blocks;
     accessor.launch = blocks_run_ + 1;
     accessor.bytes_read = accessor.bytes_written = 0;
+    take_stores();
   }
 
   void end_launch() {
     log.back().bytes_read = accessor.bytes_read;
     log.back().bytes_written = accessor.bytes_written;
+    log.back().stores = take_stores();
   }
 
   void run_block(const uint3& block) {

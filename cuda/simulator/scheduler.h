@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/simulator/accesses.h"
 #include "cuda/simulator/device_code.h"
 
 namespace mixgrad::simulator {
@@ -35,6 +36,7 @@ struct Options {
   uint32_t seed = 1;              // of Order::shuffled
   int64_t end_blocks = 0;         // unless 0, only so many blocks at each end of the grid are run
   CallSite skipped_barrier = {};  // this call of __syncthreads or __syncwarp does nothing
+  std::vector<StoreSite> dropped_stores = {};  // these change nothing; in ascending order
 };
 extern Options options;
 
@@ -46,6 +48,7 @@ struct LaunchRecord {
   int64_t bytes_read = 0;    // of device memory, by all threads together
   int64_t bytes_written = 0;
   std::vector<CallSite> barriers;  // call sites that were reached
+  std::vector<StoreSite> stores;   // in ascending order
 };
 /// All kernels that ran since clear_launch_log().
 const std::vector<LaunchRecord>& launch_log();

@@ -1,7 +1,8 @@
 // A kernel on the GPU, real or simulated, against the same kernel on the CPU.
 //
-// In the simulator each kernel also runs with its threads in other orders, which must not change a bit, and
-// once without each of its barriers, which must be noticed: as an error, or by a result that differs.
+// In the simulator each kernel also runs with its threads in other orders, which must not change a bit, once
+// without each of its barriers, and once without the stores of each of its lines. What was left out must be
+// noticed: as an error, or by a result that differs.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -149,39 +150,82 @@ Results results_of(const F& call) {
 
 #if defined(MIXGRAD_CUDA_SIMULATED)
 
-/// The barriers that were reached since the last check_barriers, and whether a run without them was noticed.
-inline std::vector<std::pair<simulator::CallSite, bool>>& barriers() {
-  static std::vector<std::pair<simulator::CallSite, bool>> all;
+/// A barrier or the stores of one line of a kernel, and whether a run without was noticed.
+struct Part {
+  std::string name;
+  simulator::CallSite barrier = {};
+  std::vector<simulator::StoreSite> stores = {};
+  bool noticed = false;
+};
+
+/// Parts that were reached in a test case since they were last checked.
+struct Parts {
+  const void* test_case = nullptr;
+  std::vector<Part> barriers, stores;
+};
+inline Parts& parts() {
+  static Parts all;
+  const void* const now = doctest::getContextOptions()->currentTest;
+  if (all.test_case != now) all = {.test_case = now, .barriers = {}, .stores = {}};
   return all;
 }
 
-/// Checks that other orders of threads give the same bits, and tries to do without each barrier.
+/// The part of this name; a new one if there is none.
+inline Part& part_named(std::vector<Part>& parts, const std::string& name) {
+  const auto found =
+      std::find_if(parts.begin(), parts.end(), [&](const Part& part) { return part.name == name; });
+  return found != parts.end() ? *found : parts.emplace_back(Part{name});
+}
+
+/// Adds the parts that a launch came by.
+inline void collect_parts(const simulator::LaunchRecord& record) {
+  if (record.threads.x > 32) {  // in a block of one warp each lane may be its own only reader
+    for (const simulator::CallSite& site : record.barriers) {
+      part_named(parts().barriers, str("the barrier at ", site)).barrier = site;
+    }
+  }
+  const std::vector<std::string> lines = simulator::source_lines(record.stores);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    auto& stores = part_named(parts().stores, str("what ", record.kernel, " stores at ", lines[i])).stores;
+    const auto place = std::lower_bound(stores.begin(), stores.end(), record.stores[i]);
+    if (place == stores.end() || *place != record.stores[i]) stores.insert(place, record.stores[i]);
+  }
+}
+
+/// Runs the call without each part that was not missed so far.
 template <class F>
-void vary_order_and_barriers(const F& call, const Results& expected, double tolerance) {
+void do_without(std::vector<Part>& parts, const F& call, const Results& expected, double tolerance) {
+  for (Part& part : parts) {
+    if (part.noticed) continue;
+    simulator::options.skipped_barrier = part.barrier;
+    simulator::options.dropped_stores = part.stores;
+    try {
+      part.noticed = !(difference(results_of<Cuda>(call), expected) <= tolerance);
+    } catch (const Error&) {
+      part.noticed = true;
+    }
+    simulator::options = {};
+  }
+}
+
+/// Checks that other orders of threads give the same bits, and tries to do without each barrier and store.
+template <class F>
+void vary(const F& call, const Results& expected, double tolerance) {
   using namespace simulator;
+  for (const LaunchRecord& record : launch_log()) collect_parts(record);
   for (const Order order : {Order::reverse, Order::shuffled}) {
     options.order = order;
     CAPTURE(static_cast<int>(order));
     CHECK(difference(results_of<Cuda>(call), expected) == 0);
   }
   options = {};
-  for (const LaunchRecord& record : launch_log()) {
-    if (record.threads.x <= 32) continue;  // in a block of one warp each lane may be its own only reader
-    for (const CallSite& site : record.barriers) {
-      const auto known = [&](const auto& barrier) { return barrier.first == site; };
-      if (std::none_of(barriers().begin(), barriers().end(), known)) barriers().emplace_back(site, false);
-    }
-  }
-  for (auto& [site, noticed] : barriers()) {
-    if (noticed) continue;
-    options.skipped_barrier = site;
-    try {
-      noticed = !(difference(results_of<Cuda>(call), expected) <= tolerance);
-    } catch (const Error&) {
-      noticed = true;
-    }
-    options = {};
-  }
+  do_without(parts().barriers, call, expected, tolerance);
+  do_without(parts().stores, call, expected, tolerance);
+}
+
+inline void check_noticed(std::vector<Part>& parts) {
+  for (const Part& part : parts) CHECK_MESSAGE(part.noticed, "nobody misses ", part.name);
+  parts.clear();
 }
 
 #endif
@@ -189,10 +233,15 @@ void vary_order_and_barriers(const F& call, const Results& expected, double tole
 /// Checks in the simulator that each barrier that check_same came by is needed by some call.
 inline void check_barriers() {
 #if defined(MIXGRAD_CUDA_SIMULATED)
-  for (const auto& [site, noticed] : barriers()) {
-    CHECK_MESSAGE(noticed, "nobody misses the barrier at ", std::string(site.file), ":", site.line);
-  }
-  barriers().clear();
+  check_noticed(parts().barriers);
+#endif
+}
+
+/// Checks in the simulator that each line of a kernel that writes memory and that check_same came by is
+/// needed by some call.
+inline void check_stores() {
+#if defined(MIXGRAD_CUDA_SIMULATED)
+  check_noticed(parts().stores);
 #endif
 }
 
@@ -211,7 +260,7 @@ void check_same(double tolerance, const F& call) {
   const Results results = results_of<Cuda>(call);
   CHECK(difference(results, expected) <= tolerance);
 #if defined(MIXGRAD_CUDA_SIMULATED)
-  vary_order_and_barriers(call, results, tolerance);
+  vary(call, results, tolerance);
 #endif
 }
 

@@ -35,6 +35,8 @@ TEST_CASE_TEMPLATE("cuda/conv: with states and bias", T, float, double) {
     });
   }
   check_ran("weight_sums");
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/conv: without states and bias, gradients unwanted or absent", T, float, double) {
@@ -55,6 +57,7 @@ TEST_CASE_TEMPLATE("cuda/conv: without states and bias, gradients unwanted or ab
                              unwanted, operands.template out<T>(states));
     });
   }
+  check_barriers();
 }
 
 TEST_CASE_TEMPLATE("cuda/conv: documents that do not see each other", T, float, double) {
@@ -81,6 +84,8 @@ TEST_CASE_TEMPLATE("cuda/conv: documents that do not see each other", T, float, 
       });
     }
   }
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

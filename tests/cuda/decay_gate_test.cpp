@@ -27,6 +27,8 @@ TEST_CASE_TEMPLATE("cuda/decay_gate: gates and their gradients, wanted or not", 
     });
   }
   check_ran("decay_gate_backward_kernel");
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

@@ -40,6 +40,8 @@ TEST_CASE_TEMPLATE("cuda/elementwise: functions of one operand", T, float, doubl
   check_unary<GeluTanh, T>();
   check_unary<EluPlusOne, T>();
   check_ran("map_kernel");
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/elementwise: sums, products and swiglu", T, float, double) {
@@ -61,6 +63,8 @@ TEST_CASE_TEMPLATE("cuda/elementwise: sums, products and swiglu", T, float, doub
                       operands.template out<T>(n));
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/elementwise: operands are repeated and their gradients summed", T, float, double) {
@@ -80,6 +84,8 @@ TEST_CASE_TEMPLATE("cuda/elementwise: operands are repeated and their gradients 
                        operands.template out<T>(a_shape.elements()));
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/elementwise: a sum over everything", T, float, double) {
@@ -95,6 +101,7 @@ TEST_CASE_TEMPLATE("cuda/elementwise: a sum over everything", T, float, double) 
   }
   check_ran("sum_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/elementwise: dropout draws the mask of the CPU", T, float, double) {
@@ -105,6 +112,8 @@ TEST_CASE_TEMPLATE("cuda/elementwise: dropout draws the mask of the CPU", T, flo
   check_same(0, [&](auto device, auto& operands) {
     dropout(device, n, 0.25f, generator, 5, operands.in(x), operands.template out<T>(n));
   });
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/elementwise: masked rows are zero whatever they held", T, float, double) {
@@ -115,6 +124,8 @@ TEST_CASE_TEMPLATE("cuda/elementwise: masked rows are zero whatever they held", 
   check_same(0, [&](auto device, auto& operands) {
     mask_rows(device, 5, columns, operands.in(mask), operands.in(x), operands.template out<T>(5 * columns));
   });
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

@@ -30,6 +30,7 @@ TEST_CASE_TEMPLATE("cuda/embedding: rows of the table and their gradients", T, f
   }
   check_ran("embedding_backward_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE("cuda/embedding: the first invalid id is found") {
@@ -46,6 +47,7 @@ TEST_CASE("cuda/embedding: the first invalid id is found") {
     operands.returned(first_invalid_id(device, EmbeddingShape{0, 10, 1}, operands.in(valid)));
   });
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

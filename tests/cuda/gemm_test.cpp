@@ -43,6 +43,7 @@ TEST_CASE_TEMPLATE("cuda/gemm: transposed or not and with rows apart", T, float,
   }
   check_ran("product_kernel");
   check_barriers();
+  check_stores();
 }
 
 namespace {
@@ -81,6 +82,7 @@ TEST_CASE("cuda/gemm: in bfloat16 the products of the rounded operands") {
   }
   check_ran("bf16_product_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE("cuda/gemm: in bfloat16 operands are rounded and double is left alone") {
@@ -112,6 +114,8 @@ TEST_CASE_TEMPLATE("cuda/gemm: without beta C may hold nothing", T, float, doubl
       gemm(device, {size.m, size.n, size.k}, T(1), a, b, T(0), operands.template out<T>(size.m * size.n));
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/gemm: epilogues", T, float, double) {
@@ -132,6 +136,8 @@ TEST_CASE_TEMPLATE("cuda/gemm: epilogues", T, float, double) {
       with({.bias = bias, .gelu = gelu, .gelu_input = gelu_input});
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/gemm: many products with strides between them", T, float, double) {
@@ -154,6 +160,8 @@ TEST_CASE_TEMPLATE("cuda/gemm: many products with strides between them", T, floa
       gemm_batched(device, s, strides, T(2), a, b, T(0), c);
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/gemm: gradient of the bias", T, float, double) {
@@ -165,6 +173,8 @@ TEST_CASE_TEMPLATE("cuda/gemm: gradient of the bias", T, float, double) {
     });
   }
   check_ran("bias_sums");
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

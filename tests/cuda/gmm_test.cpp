@@ -50,6 +50,7 @@ TEST_CASE_TEMPLATE("cuda/gmm: log densities and their gradients", T, float, doub
   }
   check_ran("forward_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/gmm: responsibilities and their gradients", T, float, double) {
@@ -70,6 +71,7 @@ TEST_CASE_TEMPLATE("cuda/gmm: responsibilities and their gradients", T, float, d
   }
   check_ran("backward_kernel");
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

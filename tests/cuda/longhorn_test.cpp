@@ -23,6 +23,8 @@ TEST_CASE_TEMPLATE("cuda/longhorn: rates and their gradients, with shared keys",
     });
   }
   check_ran("key_kernel");
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

@@ -84,6 +84,7 @@ TEST_CASE_TEMPLATE("cuda/norm: layer norm with and without weight and bias", T, 
   check_ran("norm_forward_kernel");
   check_ran("norm_backward_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/norm: rms norm of ordinary and of very large rows", T, float, double) {
@@ -105,6 +106,7 @@ TEST_CASE_TEMPLATE("cuda/norm: rms norm of ordinary and of very large rows", T, 
     }
   }
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/norm: gated rms norm with the norm first", T, float, double) {
@@ -112,11 +114,13 @@ TEST_CASE_TEMPLATE("cuda/norm: gated rms norm with the norm first", T, float, do
   check_gated<Sigmoid, T>(GateOrder::norm_first);
   check_ran("gated_backward_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/norm: gated rms norm with the gate first", T, float, double) {
   check_gated<Silu, T>(GateOrder::gate_first);
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/norm: division by the length", T, float, double) {
@@ -133,6 +137,7 @@ TEST_CASE_TEMPLATE("cuda/norm: division by the length", T, float, double) {
     });
   }
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

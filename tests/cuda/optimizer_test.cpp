@@ -22,6 +22,8 @@ TEST_CASE_TEMPLATE("cuda/optimizer: three steps of AdamW", T, float, double) {
       }
     });
   }
+  check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/optimizer: a sum of squares", T, float, double) {
@@ -36,6 +38,7 @@ TEST_CASE_TEMPLATE("cuda/optimizer: a sum of squares", T, float, double) {
   }
   check_ran("sum_kernel");
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

@@ -24,6 +24,8 @@ TEST_CASE_TEMPLATE("cuda/rope: rotations of a part of a fused projection, there 
     });
   }
   check_ran("map_kernel");
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

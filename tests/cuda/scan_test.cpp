@@ -77,6 +77,7 @@ TEST_CASE_TEMPLATE("cuda/scan: with and without states and D", T, float, double)
   }
   check_ran("scan_backward");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/scan: a final state alone has a gradient and checkpoints may be absent", T, float,
@@ -92,6 +93,8 @@ TEST_CASE_TEMPLATE("cuda/scan: a final state alone has a gradient and checkpoint
     selective_scan_backward(device, s, in, static_cast<const T*>(checkpoints), none,
                             operands.in(waves<T>(3 * 2, 8)), gradients<T>(s, true, operands));
   });
+  check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

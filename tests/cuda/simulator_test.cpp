@@ -524,4 +524,47 @@ TEST_CASE("cuda/simulator: each barrier can be left out and is seen to be needed
   }
 }
 
+namespace {
+
+/// y = x + 1, by way of shared memory; `idle` is written, and written again.
+__global__ void add_one_shared(const float* x, float* y, float* idle) {
+  __shared__ SharedArray<float, 64> values;
+  values[threadIdx.x] = x[threadIdx.x];
+  idle[threadIdx.x] = 0;
+  __syncthreads();
+  idle[threadIdx.x] = 1;
+  y[threadIdx.x] = values[threadIdx.x] + 1;
+}
+
+}  // namespace
+
+TEST_CASE("cuda/simulator: each store can be dropped and is seen to be needed or not") {
+  Floats x(64, 2);
+  Floats y(64, 9);
+  Floats idle(64, 9);
+  const auto run = [&] { return failure<add_one_shared>(1, 64, x.data(), y.data(), idle.data()); };
+  simulator::clear_launch_log();
+  CHECK(run() == "");
+  const std::vector<simulator::StoreSite> stores = simulator::launch_log()[0].stores;
+  REQUIRE(stores.size() == 4);
+  for (const std::string& line : simulator::source_lines(stores))
+    CHECK(contains(line, "simulator_test.cpp:"));
+  int not_written = 0;
+  int in_y = 0;
+  int in_idle = 0;
+  for (const simulator::StoreSite store : stores) {
+    const std::vector<float> nines(64, 9);
+    cuda::copy_to_device(Cuda{}, y.data(), nines.data(), 256);
+    cuda::copy_to_device(Cuda{}, idle.data(), nines.data(), 256);
+    const WithOptions options({.dropped_stores = {store}});
+    const bool failed = contains(run(), "nothing has written them");
+    not_written += failed;
+    in_y += !failed && y.values() == nines;
+    in_idle += idle.values() == std::vector<float>(64, 0);
+  }
+  CHECK(not_written == 1);  // the shared one
+  CHECK(in_y == 1);
+  CHECK(in_idle == 1);  // of the two, the second
+}
+
 }  // namespace mixgrad

@@ -52,6 +52,7 @@ TEST_CASE_TEMPLATE("cuda/softmax: softmax and its logarithm with their gradients
   }
   check_ran("row_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/softmax: logsumexp with its gradient", T, float, double) {
@@ -69,6 +70,7 @@ TEST_CASE_TEMPLATE("cuda/softmax: logsumexp with its gradient", T, float, double
     });
   }
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/softmax: cross entropy with ignored rows", T, float, double) {
@@ -94,6 +96,7 @@ TEST_CASE_TEMPLATE("cuda/softmax: cross entropy with ignored rows", T, float, do
   }
   check_ran("row_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/softmax: cross entropy in place", T, float, double) {
@@ -111,6 +114,7 @@ TEST_CASE_TEMPLATE("cuda/softmax: cross entropy in place", T, float, double) {
   }
   check_ran("row_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE("cuda/softmax: targets are surveyed as on the CPU") {
@@ -129,6 +133,7 @@ TEST_CASE("cuda/softmax: targets are surveyed as on the CPU") {
     });
   }
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad
