@@ -29,6 +29,7 @@ TEST_CASE_TEMPLATE("cuda/conjugate_gradient: two steps of systems that do and do
   }
   check_ran("system_kernel");
   check_barriers();
+  check_stores();
 }
 
 }  // namespace mixgrad

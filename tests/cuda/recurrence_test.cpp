@@ -123,6 +123,7 @@ TEST_CASE_TEMPLATE("cuda/recurrence: additive and normalised", T, float, double)
   check_case<T>({.s = {2, 70, 70, 1, 1, 18, 66, 1, half}, .chunk = 70, .states = true});
   check_case<T>({.s = {1, 20, 20, 4, 2, 5, 3, 1, half, true, 0.1}, .chunk = 8, .states = true});
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/recurrence: a gate for each head", T, float, double) {
@@ -132,6 +133,7 @@ TEST_CASE_TEMPLATE("cuda/recurrence: a gate for each head", T, float, double) {
   check_case<T>({.s = {1, 9, 9, 1, 1, 1, 1, 1, half}, .chunk = 4, .gated = true});
   check_ran("log_decay_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/recurrence: a gate for each channel", T, float, double) {
@@ -140,6 +142,7 @@ TEST_CASE_TEMPLATE("cuda/recurrence: a gate for each channel", T, float, double)
   check_case<T>({.s = {1, 84, 84, 1, 1, 66, 2, 66, half}, .chunk = 80, .gated = true});
   check_ran("channel_log_decay_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/recurrence: delta rule", T, float, double) {
@@ -149,6 +152,7 @@ TEST_CASE_TEMPLATE("cuda/recurrence: delta rule", T, float, double) {
       {.s = {1, 72, 72, 2, 1, 5, 3, 5, half}, .chunk = 70, .gated = true, .delta = true, .states = true});
   check_ran("correct_backward_kernel");
   check_barriers();
+  check_stores();
 }
 
 TEST_CASE_TEMPLATE("cuda/recurrence: documents", T, float, double) {
