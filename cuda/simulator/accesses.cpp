@@ -308,7 +308,9 @@ void check_access(const CheckedAccess& access, Kind kind) {
       access.address - allocation->begin + access.bytes > static_cast<uintptr_t>(allocation->bytes)) {
     fail_address(access, does, allocation);
   }
-  if (!allocation->shared) {
+  if (allocation->shared) {
+    if (kind == Kind::read) accessor.shared_bytes_read += access.bytes;
+  } else {
     (kind == Kind::read ? accessor.bytes_read : accessor.bytes_written) += access.bytes;
   }
   if (access.address % std::min<uintptr_t>(16, std::bit_floor(access.bytes)) != 0) {

@@ -52,6 +52,7 @@ struct Accessor {
   const Fiber* fiber = nullptr;
   int64_t bytes_read = 0;  // of global memory, in this launch
   int64_t bytes_written = 0;
+  int64_t shared_bytes_read = 0;
 };
 extern constinit thread_local Accessor accessor;
 

@@ -216,13 +216,14 @@ class Scheduler {
     blockDim = grid.threads;
     gridDim = grid.blocks;
     accessor.launch = blocks_run_ + 1;
-    accessor.bytes_read = accessor.bytes_written = 0;
+    accessor.bytes_read = accessor.bytes_written = accessor.shared_bytes_read = 0;
     take_stores();
   }
 
   void end_launch() {
     log.back().bytes_read = accessor.bytes_read;
     log.back().bytes_written = accessor.bytes_written;
+    log.back().shared_bytes_read = accessor.shared_bytes_read;
     log.back().stores = take_stores();
   }
 

@@ -47,6 +47,7 @@ struct LaunchRecord {
   int64_t shared_bytes = 0;  // of a block, as far as it took them
   int64_t bytes_read = 0;    // of device memory, by all threads together
   int64_t bytes_written = 0;
+  int64_t shared_bytes_read = 0;
   std::vector<CallSite> barriers;  // call sites that were reached
   std::vector<StoreSite> stores;   // in ascending order
 };

@@ -163,11 +163,11 @@ struct Parts {
   const void* test_case = nullptr;
   std::vector<Part> barriers, stores;
 };
+inline Parts parts_of_test;
 inline Parts& parts() {
-  static Parts all;
   const void* const now = doctest::getContextOptions()->currentTest;
-  if (all.test_case != now) all = {.test_case = now, .barriers = {}, .stores = {}};
-  return all;
+  if (parts_of_test.test_case != now) parts_of_test = {.test_case = now, .barriers = {}, .stores = {}};
+  return parts_of_test;
 }
 
 /// The part of this name; a new one if there is none.
