@@ -45,16 +45,21 @@ Variable Norm::forward(const Variable& x) const {
   return kind_ == NormKind::layer ? layer_norm(x, weight_, bias_, 1e-5) : rms_norm(x, weight_, 1e-6);
 }
 
-ShortConv::ShortConv(int64_t channels, Initialiser& initialiser)
-    : weight_(
-          initialiser.values(uniform({channels, taps}, -0.5, 0.5, initialiser.generator(), DType::float64))) {
+ShortConv::ShortConv(int64_t channels, Initialiser& initialiser, bool bias) {
+  const auto draw = [&](const Shape& shape) {
+    return initialiser.values(uniform(shape, -0.5, 0.5, initialiser.generator(), DType::float64));
+  };
+  weight_ = draw({channels, taps});
   declare("weight", weight_, Decay::no);
+  if (!bias) return;
+  bias_ = draw({channels});
+  declare("bias", bias_, Decay::no);
 }
 
 Variable ShortConv::forward(const Variable& x, Tensor* tail, const Tensor& documents) const {
   const Variable before = tail != nullptr ? Variable(*tail) : Variable();
   const ConvOptions options{.silu = true, .final_state = tail != nullptr, .documents = documents};
-  const Convolution conv = causal_conv1d(x, weight_, {}, before, options);
+  const Convolution conv = causal_conv1d(x, weight_, bias_, before, options);
   if (tail != nullptr) *tail = conv.state.value();
   return conv.output;
 }
@@ -66,17 +71,38 @@ Tensor ShortConv::empty_tail(int64_t batch) const {
 
 namespace {
 
+/// f of numbers that are uniform in [low, high).
+template <class F>
+Variable mapped_uniform(const Shape& shape, double low, double high, Initialiser& initialiser, const F& f) {
+  Tensor values = uniform(shape, low, high, initialiser.generator(), DType::float64);
+  auto* data = values.data<double>();
+  for (int64_t i = 0; i < values.elements(); ++i) data[i] = f(data[i]);
+  return initialiser.values(values);
+}
+
+/// The x whose softplus is y > 0.
+double inverse_softplus(double y) { return std::log(std::expm1(y)); }
+
 /// Rates from 1 to 1/64, as the dt_bias that gives them.
 Tensor decay_ladder(int64_t heads) {
   std::vector<double> bias(heads);
   for (int64_t head = 0; head < heads; ++head) {
     const double share = heads > 1 ? static_cast<double>(head) / static_cast<double>(heads - 1) : 0;
-    bias[head] = std::log(std::expm1(std::pow(64, -share)));  // softplus of it is 64^-share
+    bias[head] = inverse_softplus(std::pow(64, -share));
   }
   return Tensor::from(bias, {heads});
 }
 
 }  // namespace
+
+Variable random_step_biases(const Shape& shape, Initialiser& initialiser) {
+  return mapped_uniform(shape, std::log(1e-3), std::log(1e-1), initialiser,
+                        [](double log_step) { return inverse_softplus(std::exp(log_step)); });
+}
+
+Variable random_log_rates(const Shape& shape, Initialiser& initialiser) {
+  return mapped_uniform(shape, 1, 16, initialiser, [](double rate) { return std::log(rate); });
+}
 
 DecayGate::DecayGate(int64_t width, int64_t heads, Initialiser& initialiser)
     : weight_(initialiser.normal({heads, width}, weight_deviation)),

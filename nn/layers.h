@@ -49,13 +49,14 @@ class Norm : public Module {
   Variable bias_;
 };
 
-/// silu of a causal convolution of each channel over its last `taps` tokens. Weight [channels, taps], uniform
-/// between -1/2 and 1/2 = 1 / sqrt(taps), where a sum of independent tokens keeps their scale.
+/// silu of a causal convolution of each channel over its last `taps` tokens. Weight [channels, taps] and bias
+/// [channels], if any, are uniform between -1/2 and 1/2 = 1 / sqrt(taps), where a sum of independent tokens
+/// keeps their scale.
 class ShortConv : public Module {
  public:
   static constexpr int64_t taps = 4;
 
-  ShortConv(int64_t channels, Initialiser& initialiser);
+  ShortConv(int64_t channels, Initialiser& initialiser, bool bias = false);
 
   /// [B, T, channels] -> the same. A tail [B, taps - 1, channels], unless it is null, holds the tokens before
   /// x, and afterwards the last of both; as part of a mixer's state it needs NoGrad. documents int32 [B, T],
@@ -66,7 +67,14 @@ class ShortConv : public Module {
 
  private:
   Variable weight_;
+  Variable bias_;
 };
+
+/// Parameters of decay_gate() as state space models draw them. Biases whose softplus, the step size where
+/// nothing is added, is log-uniform in [0.001, 0.1]; and logarithms of rates, which are uniform in [1, 16].
+/// Gu, Dao, 2023 (arXiv 2312.00752); Dao, Gu, 2024.
+Variable random_step_biases(const Shape& shape, Initialiser& initialiser);
+Variable random_log_rates(const Shape& shape, Initialiser& initialiser);
 
 /// Log decays of the heads of a recurrence, -exp(A_log) softplus(x W + dt_bias). weight [H, D] ~ N(0, 0.02);
 /// A_log [H] = 0; dt_bias [H] such that the heads' decay rates where x W = 0 are a ladder from 1 to 1/64 a

@@ -46,6 +46,13 @@ int64_t MixerState::bytes() const {
   return sum;
 }
 
+int64_t MixerConfig::group_option(const std::string& mixer, const std::string& name) const {
+  const int64_t count = size_option(name, heads);
+  check_usage(heads > 0 && heads % count == 0, "[", mixer, "] ", name, " ", count, " does not divide ", heads,
+              " heads");
+  return count;
+}
+
 Mixer::Mixer(const MixerConfig& config, std::string name, const MixerForms& forms)
     : width_(config.width), heads_(config.heads), name_(std::move(name)), forms_(forms) {
   check_usage(heads_ > 0 && width_ % heads_ == 0, "[", name_, "] width ", width_, " is not a multiple of ",

@@ -64,6 +64,13 @@ struct MixerConfig {
 
   double option(const std::string& name) const { return options.at(name); }
   int64_t integer_option(const std::string& name) const { return static_cast<int64_t>(options.at(name)); }
+  /// A size for which 0 stands for `otherwise`.
+  int64_t size_option(const std::string& name, int64_t otherwise) const {
+    return integer_option(name) == 0 ? otherwise : integer_option(name);
+  }
+  /// How many heads share the others in groups; 0: each is a group of its own. Throws UsageError, in the name
+  /// of the mixer, unless it divides the heads.
+  int64_t group_option(const std::string& mixer, const std::string& name) const;
 };
 
 class Mixer : public Module {
@@ -131,6 +138,12 @@ std::vector<MixerChoice> parse_pattern(const std::string& pattern, int64_t layer
 
 /// The shortest pattern that says the same: "gma(components=32)*3,sdpa".
 std::string pattern_text(const std::vector<MixerChoice>& choices);
+
+/// A MixerKind's `make` for a class of mixers.
+template <class M>
+std::unique_ptr<Mixer> construct(const MixerConfig& config, Initialiser& initialiser) {
+  return std::make_unique<M>(config, initialiser);
+}
 
 std::unique_ptr<Mixer> make_mixer(const MixerChoice& choice, int64_t width, int64_t heads, bool rope,
                                   Initialiser& initialiser);

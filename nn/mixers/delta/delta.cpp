@@ -2,120 +2,64 @@
 
 #include <cmath>
 
+#include "autograd/ops/delta_product.h"
 #include "autograd/ops/elementwise.h"
-#include "autograd/ops/norm.h"
-#include "autograd/ops/recurrence.h"
 
 namespace mixgrad {
 
-std::vector<MixerOption> delta_options() {
+std::vector<MixerOption> delta_size_options() {
   return {{"key_heads", 0, 0, 1 << 16, true,
            "heads of queries and keys, each for a group of value heads; 0: as many as heads"},
           {"key_dim", 0, 0, 1 << 16, true, "size of a head's queries and keys: dk; 0: width / heads"},
-          {"value_dim", 0, 0, 1 << 16, true, "size of a head's values: dv; 0: width / heads"},
-          {"rate", 1, 1e-3, 2, false, "the largest rate of a write; above 1 it can turn what it finds"}};
+          {"value_dim", 0, 0, 1 << 16, true, "size of a head's values: dv; 0: width / heads"}};
 }
 
-namespace {
-
-int64_t or_default(int64_t given, int64_t otherwise) { return given == 0 ? otherwise : given; }
-
-int64_t key_heads(const MixerConfig& config, const std::string& name) {
-  const int64_t count = or_default(config.integer_option("key_heads"), config.heads);
-  check_usage(config.heads % count == 0, "[", name, "] key_heads ", count, " does not divide ", config.heads,
-              " heads");
-  return count;
+std::vector<MixerOption> delta_options(double rate) {
+  std::vector<MixerOption> options = delta_size_options();
+  options.push_back(
+      {"rate", rate, 1e-3, 2, false, "the largest rate of a write; above 1 it can turn what it finds"});
+  return options;
 }
 
-}  // namespace
+RecurrentParts delta_parts(const MixerConfig& config, const std::string& mixer) {
+  return {.key_heads = config.group_option(mixer, "key_heads"),
+          .key_dim = config.size_option("key_dim", config.width / config.heads),
+          .value_dim = config.size_option("value_dim", config.width / config.heads),
+          .convolution = true};
+}
 
-DeltaMixer::DeltaMixer(const MixerConfig& config, const std::string& name, const MixerForms& forms,
+DeltaMixer::DeltaMixer(const MixerConfig& config, const std::string& name, const RecurrentParts& parts,
                        Initialiser& initialiser)
-    : Mixer(config, name, forms),
-      key_heads_(key_heads(config, name)),
-      key_dim_(or_default(config.integer_option("key_dim"), config.width / config.heads)),
-      value_dim_(or_default(config.integer_option("value_dim"), config.width / config.heads)),
+    : RecurrentMixer(config, name, forms, parts, initialiser),
       rate_(config.option("rate")),
-      q_(config.width, key_heads_ * key_dim_, false, initialiser),
-      k_(config.width, key_heads_ * key_dim_, false, initialiser),
-      v_(config.width, config.heads * value_dim_, false, initialiser),
-      beta_(config.width, config.heads, false, initialiser),
-      q_conv_(key_heads_ * key_dim_, initialiser),
-      k_conv_(key_heads_ * key_dim_, initialiser),
-      v_conv_(config.heads * value_dim_, initialiser) {
-  declare("q", q_);
-  declare("k", k_);
-  declare("v", v_);
+      beta_(width_, parts.steps * heads_, false, initialiser) {
   declare("beta", beta_);
-  declare("q_conv", q_conv_);
-  declare("k_conv", k_conv_);
-  declare("v_conv", v_conv_);
 }
 
-MixerState DeltaMixer::initial_state(int64_t batch, int64_t) const {
-  const Tensor& like = beta_.weight().value();
-  MixerState state;
-  state.tensors = {Tensor::zeros({batch, heads_, key_dim_, value_dim_}, like.dtype(), like.device()),
-                   q_conv_.empty_tail(batch), k_conv_.empty_tail(batch), v_conv_.empty_tail(batch)};
-  return state;
+double DeltaMixer::flops_per_token(int64_t length) const {
+  // What the state answers to the keys.
+  return RecurrentMixer::flops_per_token(length) + 2 * static_cast<double>(parts_.steps) * state_size();
 }
 
-double DeltaMixer::flops_per_token(int64_t) const {
-  // What the state answers to the key, the write and the read; convolutions; whatever the length.
-  const auto convolved = static_cast<double>(2 * key_heads_ * key_dim_ + heads_ * value_dim_);
-  return 6.0 * static_cast<double>(heads_ * key_dim_ * value_dim_) + 2 * ShortConv::taps * convolved;
-}
-
-Variable DeltaMixer::read(const MixerInput& input, const Variable& log_decay) {
-  const Variable& x = input.x;
-  const int64_t batch = x.shape()[0], length = x.shape()[1];
-  MixerState* state = input.state;
-  const auto tensor = [&](int index) { return state != nullptr ? &state->tensors[index] : nullptr; };
-  const auto unit = [&](const Variable& convolved) {  // heads of length 1
-    return l2_normalize(reshape(convolved, {batch, length, key_heads_, key_dim_}));
-  };
-
-  const Variable q = unit(q_conv_.forward(q_.forward(x), tensor(1), input.documents));  // [B, T, Hk, dk]
-  const Variable k = unit(k_conv_.forward(k_.forward(x), tensor(2), input.documents));
-  const Variable v = reshape(v_conv_.forward(v_.forward(x), tensor(3), input.documents),
-                             {batch, length, heads_, value_dim_});
-  const Variable beta = scale(sigmoid(beta_.forward(x)), rate_);  // [B, T, H]
-  const DeltaRuleOptions options{.scale = 1 / std::sqrt(static_cast<double>(key_dim_)),
-                                 .final_state = state != nullptr,
-                                 .documents = input.documents};
-  const Variable memory = state != nullptr ? Variable(*tensor(0)) : Variable();
-  const Recurrence read = delta_rule(q, k, v, beta, options, log_decay, memory);
-  if (state != nullptr) {
-    *tensor(0) = read.state.value();
-    state->position += length;
-  }
-  return read.output;
+Recurrence DeltaMixer::recur(const Operands& in) {
+  const Variable& x = in.input.x;
+  const Variable q = l2_normalize(in.q), k = l2_normalize(in.k);
+  const Variable beta = scale(sigmoid(beta_.forward(x)), rate_);  // [B, T, n H]
+  const DeltaRuleOptions options{.scale = 1 / std::sqrt(static_cast<double>(parts_.key_dim)),
+                                 .final_state = in.input.state != nullptr,
+                                 .documents = in.input.documents};
+  if (parts_.steps == 1) return delta_rule(q, k, in.v, beta, options, log_decay(x), in.state);
+  const Variable rates = reshape(beta, {x.shape()[0], x.shape()[1], parts_.steps, heads_});
+  return delta_product(q, k, in.v, rates, options, log_decay(x), in.state);
 }
 
 namespace {
-
-const MixerForms forms{.causal = true, .documents = true};
 
 /// Nothing is forgotten but what is overwritten.
 class Delta final : public DeltaMixer {
  public:
   Delta(const MixerConfig& config, Initialiser& initialiser)
-      : DeltaMixer(config, "delta", forms, initialiser),
-        out_(heads_ * value_dim_, width_, false, initialiser),
-        norm_(initialiser.constant({value_dim_}, 1)) {
-    declare("out", out_);
-    declare("norm", norm_, Decay::no);
-  }
-
- protected:
-  Variable mix(const MixerInput& input) override {
-    const Variable o = rms_norm(read(input, {}), norm_);
-    return out_.forward(reshape(o, {o.shape()[0], o.shape()[1], heads_ * value_dim_}));
-  }
-
- private:
-  Linear out_;
-  Variable norm_;
+      : DeltaMixer(config, "delta", delta_parts(config, "delta"), initialiser) {}
 };
 
 }  // namespace
@@ -123,12 +67,10 @@ class Delta final : public DeltaMixer {
 MixerKind delta_mixer() {
   return {.name = "delta",
           .summary = "DeltaNet: a matrix state that is corrected instead of added to",
-          .forms = forms,
+          .forms = DeltaMixer::forms,
           .options = delta_options(),
           .check_options = "key_dim=3,value_dim=5,rate=1.5",
-          .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
-            return std::make_unique<Delta>(config, initialiser);
-          }};
+          .make = construct<Delta>};
 }
 
 }  // namespace mixgrad

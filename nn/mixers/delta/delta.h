@@ -1,38 +1,38 @@
 // What the mixers of the delta rule have in common. Derivation in delta.md.
 #pragma once
 
-#include "nn/layers.h"
-#include "nn/mixer.h"
+#include "nn/recurrent_mixer.h"
 
 namespace mixgrad {
 
-/// The options of these mixers.
-std::vector<MixerOption> delta_options();
+/// The options that delta_parts() reads.
+std::vector<MixerOption> delta_size_options();
 
-/// A matrix a head that short convolutions of x write and read by the delta rule. Decodes with dk dv numbers
-/// a head, and the last three tokens of each convolution.
-class DeltaMixer : public Mixer {
+/// These and the largest rate, with its default.
+std::vector<MixerOption> delta_options(double rate = 1);
+
+/// The parts that the sizes ask for: short convolutions and normalised outputs, ungated.
+RecurrentParts delta_parts(const MixerConfig& config, const std::string& mixer);
+
+/// A matrix a head that is corrected by the delta rule, along keys of length 1 at rates that tokens choose.
+class DeltaMixer : public RecurrentMixer {
  public:
-  MixerState initial_state(int64_t batch, int64_t capacity) const override;
+  static constexpr MixerForms forms{.causal = true, .documents = true};
+
   double flops_per_token(int64_t length) const override;
 
  protected:
-  /// Declares q, k, v and beta with the convolutions behind them. Throws UsageError unless the key heads
-  /// divide the heads.
-  DeltaMixer(const MixerConfig& config, const std::string& name, const MixerForms& forms,
+  DeltaMixer(const MixerConfig& config, const std::string& name, const RecurrentParts& parts,
              Initialiser& initialiser);
 
-  /// What the queries read, [B, T, H, dv]. log_decay [B, T, H]; undefined: nothing is forgotten.
-  Variable read(const MixerInput& input, const Variable& log_decay);
-
-  const int64_t key_heads_;  // Hk
-  const int64_t key_dim_;    // dk
-  const int64_t value_dim_;  // dv
+  /// What is forgotten before a token's correction, [B, T, H] or [B, T, H, dk]; undefined: nothing.
+  virtual Variable log_decay(const Variable&) const { return {}; }
 
  private:
+  Recurrence recur(const Operands& in) override;
+
   const double rate_;
-  Linear q_, k_, v_, beta_;
-  ShortConv q_conv_, k_conv_, v_conv_;
+  Linear beta_;
 };
 
 }  // namespace mixgrad

@@ -15,7 +15,7 @@ class Sdpa final : public Mixer {
  public:
   Sdpa(const MixerConfig& config, Initialiser& initialiser)
       : Mixer(config, "sdpa", forms),
-        key_heads_(key_heads(config)),
+        key_heads_(config.group_option("sdpa", "kv_heads")),
         head_size_(config.width / config.heads),
         window_(config.integer_option("window")),
         theta_(config.option("theta")),
@@ -69,14 +69,6 @@ class Sdpa final : public Mixer {
   }
 
  private:
-  static int64_t key_heads(const MixerConfig& config) {
-    const int64_t asked = config.integer_option("kv_heads");
-    const int64_t count = asked == 0 ? config.heads : asked;
-    check_usage(config.heads > 0 && config.heads % count == 0, "[sdpa] kv_heads ", count, " does not divide ",
-                config.heads, " heads");
-    return count;
-  }
-
   Variable heads(const Variable& x, int64_t count) const {
     return reshape(x, {x.shape()[0], x.shape()[1], count, head_size_});
   }
@@ -126,9 +118,7 @@ MixerKind sdpa_mixer() {
                        "how many tokens back a token sees, itself included; 0: all"},
                       {"theta", 10000, 1, 1e9, false, "base of the rotary frequencies"}},
           .check_options = "kv_heads=1",
-          .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
-            return std::make_unique<Sdpa>(config, initialiser);
-          }};
+          .make = construct<Sdpa>};
 }
 
 }  // namespace mixgrad
