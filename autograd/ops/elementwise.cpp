@@ -30,6 +30,7 @@ Variable softplus(const Variable& x) { return apply(Unary<Softplus>{}, x); }
 Variable silu(const Variable& x) { return apply(Unary<Silu>{}, x); }
 Variable gelu_erf(const Variable& x) { return apply(Unary<GeluErf>{}, x); }
 Variable gelu_tanh(const Variable& x) { return apply(Unary<GeluTanh>{}, x); }
+Variable exp(const Variable& x) { return apply(Unary<Exp>{}, x); }
 Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOne>{}, x); }
 
 namespace {
@@ -213,10 +214,9 @@ std::vector<GradCase> elementwise_cases(CaseInputs& inputs) {
         name, {inputs.normal("x", {3, 5}, 2)}, [op](Inputs in) { return std::vector{op(in[0])}; }};
   };
   std::vector<GradCase> cases = {
-      unary("sigmoid", sigmoid),           unary("log_sigmoid", log_sigmoid),
-      unary("softplus", softplus),         unary("silu", silu),
-      unary("gelu_erf", gelu_erf),         unary("gelu_tanh", gelu_tanh),
-      unary("elu_plus_one", elu_plus_one), unary("sum", sum),
+      unary("sigmoid", sigmoid), unary("log_sigmoid", log_sigmoid),   unary("softplus", softplus),
+      unary("silu", silu),       unary("gelu_erf", gelu_erf),         unary("gelu_tanh", gelu_tanh),
+      unary("exp", exp),         unary("elu_plus_one", elu_plus_one), unary("sum", sum),
   };
   cases.push_back({"add, both repeated",
                    {inputs.normal("a", {2, 1, 4}), inputs.normal("b", {3, 1})},

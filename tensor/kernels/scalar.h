@@ -108,6 +108,18 @@ struct GeluTanh {
 };
 
 /// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
+struct Exp {
+  static constexpr std::string_view name = "exp";
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return vector_exp(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return vector_exp(x);
+  }
+};
+
 struct EluPlusOne {
   static constexpr std::string_view name = "elu_plus_one";
   template <class T>
