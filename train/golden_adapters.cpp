@@ -10,13 +10,16 @@
 #include "autograd/ops/gma.h"
 #include "autograd/ops/gmm.h"
 #include "autograd/ops/linear.h"
+#include "autograd/ops/linformer.h"
 #include "autograd/ops/longhorn.h"
 #include "autograd/ops/mesa.h"
 #include "autograd/ops/norm.h"
+#include "autograd/ops/performer.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/ops/rope.h"
 #include "autograd/ops/scan.h"
 #include "autograd/ops/softmax.h"
+#include "autograd/ops/ssd.h"
 #include "autograd/ops/ttt_linear.h"
 #include "autograd/tape.h"
 #include "models/language_model.h"
@@ -144,6 +147,38 @@ void run_gated(GoldenCase& golden) {
       recurrence(golden.input("q"), golden.input("k"), v, {.scale = golden.number("scale")},
                  add(golden.input("g"), zero), golden.input("state0"));
   golden.output("o", got.output);
+  golden.output("state", got.state);
+}
+
+void run_performer_features(GoldenCase& golden) {
+  golden.output("phi",
+                performer_features(golden.input("x"), golden.input("W"), golden.number("feat_eps")));
+}
+
+void run_performer(GoldenCase& golden) {
+  const Variable W = golden.input("W");
+  const auto features = [&](const char* name) {
+    return performer_features(golden.input(name), W, golden.number("feat_eps"));
+  };
+  const Recurrence got =
+      recurrence(features("q"), features("k"), golden.input("v"),
+                 {.causal = golden.flag("causal"), .normalise = true, .eps = golden.number("eps")}, {},
+                 golden.input("s0"), golden.input("z0"));
+  golden.output("o", got.output);
+  golden.output("s", got.state);
+  golden.output("z", got.normaliser);
+}
+
+void run_linformer(GoldenCase& golden) {
+  golden.output("o", linformer(golden.input("q"), golden.input("k"), golden.input("v"), golden.input("E"),
+                               golden.input("F"), golden.number("scale"), golden.integers("key_mask")));
+}
+
+void run_mamba2_ssd(GoldenCase& golden) {
+  const Variable dt = golden.input("dt");
+  const Recurrence got = ssd(golden.input("x"), dt, multiply(dt, golden.input("A")), golden.input("B"),
+                             golden.input("C"), golden.input("D"), {}, golden.input("state0"));
+  golden.output("y", got.output);
   golden.output("state", got.state);
 }
 
@@ -432,6 +467,10 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"gma", run_gma},
       {"linear_attention", run_linear_attention},
       {"linear_attention_norm", run_linear_attention_norm},
+      {"performer_features", run_performer_features},
+      {"performer", run_performer},
+      {"linformer", run_linformer},
+      {"mamba2_ssd", run_mamba2_ssd},
       {"retention", run_gated},
       {"scalar_gate", run_gated},
       {"selective_scan", run_selective_scan},
