@@ -160,8 +160,10 @@ void recurrence_backward(Cuda device, const RecurrenceShape& s, const ChunkPlan&
   clear_unread(device, r, dbefore.matrices);
   if (s.normalise) clear_unread(device, r, dbefore.normalisers);
   gram_gradient(device, r, d, T(1), false, grams.dreads);
+  if (r.by_channel()) block_pairs_backward(device, r, grams, din.q, din.k, din.log_decay);
   query_gradients(device, r, d, grams, before, terms, din.q);
-  key_gradients(device, r, grams, din.v, before, dafter, terms, din.k);
+  key_gradients(device, r, grams, dafter, terms, din.k);
+  if (delta) correcting_key_gradients(device, r, grams, din.v, before, terms, din.k);
   if (gated) log_decay_gradients(device, r, grams, before, dafter, terms, din.log_decay);
 }
 
@@ -206,7 +208,7 @@ void state_write_backward(Cuda device, const RecurrenceShape& s, Heads<const T> 
   const ChunkedRecurrence<T>& r = operands.kernel_operands();
   const States<const T> dafter(s, dstate, nullptr, dnormaliser, nullptr);
   value_gradients(device, r, {}, {}, dafter, dv);
-  key_gradients(device, r, {}, {}, {}, dafter, {}, dk);
+  key_gradients(device, r, {}, dafter, {}, dk);
 }
 
 template <class T>

@@ -244,11 +244,20 @@ struct Grams {
 template <class T>
 void cumulate_decays(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<double>& b);
 /// dlog_decay [B, T, H, gate_channels], from terms without `whole` and `spans`, which this computes.
-/// Overwrites the grams' gradients.
+/// Overwrites the grams' gradients. Where each channel has its gate it adds to what block_pairs_backward
+/// wrote.
 template <class T>
 void log_decay_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
                          const States<const T>& before, const States<const T>& dafter, GateTerms<T> terms,
                          T* dlog_decay);
+/// The part of it with a gate for each channel, from terms without spans.
+template <class T>
+void add_channel_terms(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
+                       GateTerms<T> terms, T* dlog_decay);
+/// With a gate for each channel: what pairs of tokens within the blocks of 16 have in dq, dk and dlog_decay.
+template <class T>
+void block_pairs_backward(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
+                          const Heads<T>& dq, const Heads<T>& dk, T* dlog_decay);
 
 /// G_ij = scale x_i . k_j e^{b_i - b_j} for j <= i, x being `left`, summed in Sum.
 template <class Sum, class T>
@@ -307,16 +316,20 @@ void ratio_gradients(const Cuda& device, const RecurrenceShape& s, const Heads<c
 template <class T>
 void value_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const OutputGradients<T>& d,
                      const Heads<T>& gram, const States<const T>& dafter, const Heads<T>& dv);
-/// dq, summed over the heads of each key head, and terms.later and rows.
+/// dq, summed over the heads of each key head, and terms.later and rows. With a gate for each channel it adds
+/// to what block_pairs_backward wrote, and so does the next.
 template <class T>
 void query_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const OutputGradients<T>& d,
                      const Grams<T>& grams, const States<const T>& before, const GateTerms<T>& terms,
                      const Heads<T>& dq);
-/// dk likewise, and terms.earlier and columns; with the delta rule it adds to terms.later and rows, and dv is
-/// read.
+/// dk likewise, and terms.earlier and columns.
 template <class T>
 void key_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
-                   const Heads<T>& dv, const States<const T>& before, const States<const T>& dafter,
-                   const GateTerms<T>& terms, const Heads<T>& dk);
+                   const States<const T>& dafter, const GateTerms<T>& terms, const Heads<T>& dk);
+/// Adds what the delta rule's keys read to dk and to terms.later, rows and columns.
+template <class T>
+void correcting_key_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
+                              const Heads<T>& dv, const States<const T>& before, const GateTerms<T>& terms,
+                              const Heads<T>& dk);
 
 }  // namespace mixgrad

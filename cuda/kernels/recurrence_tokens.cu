@@ -132,7 +132,7 @@ __device__ void put(T& term, T value, bool add) {
 }
 
 /// tile of dx_i += factor times the sum over j <= i of dG_ij e^{b_i - b_j} y_j. Where each channel has its
-/// gate, by blocks of 16 rows as in channel_gram_kernel, with the terms of pairs of different blocks.
+/// gate, by blocks of 16 rows as in channel_gram_kernel, but without the pairs within a block.
 template <bool by_channel, class T>
 __device__ void add_row_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs, int row, int column,
                                   Tile<T>& tile, const ChunkRows<T>& terms, bool add_terms) {
@@ -143,7 +143,7 @@ __device__ void add_row_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs,
                                                }),
                                                AcrossDepth([&](int j, int m) { return y(j, m); }));
   } else {
-#pragma unroll
+#pragma unroll 1
     for (int group = 0; group < 4; ++group) {
       const int begin = row + group * tile_group;
       if (begin >= at.length) break;
@@ -153,15 +153,14 @@ __device__ void add_row_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs,
       part.for_each([&](int i, int m, T& sum) {
         sum *= at.left(i, begin, m);
         put(terms(i, m), x(i, m) * sum, add_terms);
-        for (int j = begin; j <= i; ++j) sum += factor * dG(i, j) * at.left(i, j, m) * y(j, m);
       });
-      tile.add_rows(group, part, 0);
+      tile.add_to_group(group, part);
     }
   }
 }
 
 /// tile of dy_j += factor times the sum over i >= j of dG_ij e^{b_i - b_j} x_i. By blocks, it is
-/// e^{b_r - b_j} times a product with e^{b_i - b_r} x_i, with r the last row of the block.
+/// e^{b_r - b_j} times a product with e^{b_i - b_r} x_i, with r the block's last row.
 template <bool by_channel, class T>
 __device__ void add_column_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs, int row, int column,
                                      Tile<T>& tile, const ChunkRows<T>& terms, bool add_terms) {
@@ -172,7 +171,7 @@ __device__ void add_column_gradients(const ChunkHead<T>& at, const Pairs<T>& pai
                                                }),
                                                AcrossDepth([&](int i, int m) { return x(i, m); }));
   } else {
-#pragma unroll
+#pragma unroll 1
     for (int group = 0; group < 4; ++group) {
       const int begin = row + group * tile_group;
       if (begin >= at.length) break;
@@ -183,9 +182,8 @@ __device__ void add_column_gradients(const ChunkHead<T>& at, const Pairs<T>& pai
       part.for_each([&](int j, int m, T& sum) {
         sum *= at.left(end - 1, j, m);
         put(terms(j, m), y(j, m) * sum, add_terms);
-        for (int i = j; i < end; ++i) sum += factor * dG(i, j) * at.left(i, j, m) * x(i, m);
       });
-      tile.add_rows(group, part, 0);
+      tile.add_to_group(group, part);
     }
   }
 }
@@ -213,8 +211,9 @@ __device__ void put_terms(Tile<T>& tile, const ChunkRows<const T>& x, int column
 /// Tokens read what those of the chunk wrote, and the state before it:
 /// dQ = (dA e^{b_i - b_j}) K + scale e^b (dnum S^T + dden z).
 template <bool by_channel, class T>
-__global__ void query_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads<T> dgrams,
-                             States<const T> before, GateTerms<T> terms, Heads<T> dq) {
+__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+    query_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads<T> dgrams, States<const T> before,
+                 GateTerms<T> terms, Heads<T> dq) {
   BlockNumber block;
   const int column = block.next(tiles_of(r.dk())) * 64;
   const int row = block.next(tiles_of(r.longest)) * 64;
@@ -239,15 +238,16 @@ __global__ void query_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads
     if (r.gated()) put_terms<by_channel>(of_state, at.q(), column, at.rows(terms.later), false);
     tile.add(of_state);
   }
-  tile.for_each([&](int i, int m, T sum) { dq.at(chunk.row, chunk.start + i, key_head)[m] = sum; });
+  tile.for_each(
+      [&](int i, int m, T sum) { put(dq.at(chunk.row, chunk.start + i, key_head)[m], sum, by_channel); });
 }
 
-/// Keys write what tokens of the chunk read, and into the state after it; with the delta rule they also read
-/// what is there: R = V - (K e^b) S - N U. dN is that of -R.
-///   dK = (dA e^{b_i - b_j})^T Q + (dN + dN^T, decayed) K - e^b (dV S^T) + e^{b_C - b} (U dS'^T + dz')
+/// Keys write what tokens of the chunk read, and into the state after it:
+/// dK = (dA e^{b_i - b_j})^T Q + e^{b_C - b} (U dS'^T + dz').
 template <bool by_channel, class T>
-__global__ void key_kernel(ChunkedRecurrence<T> r, Grams<T> grams, Heads<T> dv, States<const T> before,
-                           States<const T> dafter, GateTerms<T> terms, Heads<T> dk) {
+__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+    key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, States<const T> dafter, GateTerms<T> terms,
+               Heads<T> dk) {
   BlockNumber block;
   const int column = block.next(tiles_of(r.dk())) * 64;
   const int row = block.next(tiles_of(r.longest)) * 64;
@@ -257,21 +257,9 @@ __global__ void key_kernel(ChunkedRecurrence<T> r, Grams<T> grams, Heads<T> dv, 
   Tile<T> tile(row, chunk.length, column, r.dk());
   for (int head = key_head * r.group(); head < (key_head + 1) * r.group(); ++head) {
     const ChunkHead<T> at(r, block.rest, head);
-    const auto k = at.k();
-    if (grams.dreads.data != nullptr) {
-      const Pairs<T> reads{at.rows(grams.dreads), static_cast<T>(r.s.scale), at.q(), k};
+    if (dgrams.data != nullptr) {
+      const Pairs<T> reads{at.rows(dgrams), static_cast<T>(r.s.scale), at.q(), at.k()};
       add_column_gradients<by_channel>(at, reads, row, column, tile, at.rows(terms.columns), false);
-    }
-    if (grams.dkeys.data != nullptr) {
-      const Pairs<T> keys{at.rows(grams.dkeys), T(1), k, k};
-      add_row_gradients<by_channel>(at, keys, row, column, tile, at.rows(terms.rows), true);
-      add_column_gradients<by_channel>(at, keys, row, column, tile, at.rows(terms.columns), true);
-      Tile<T> of_state(row, at.length, column, r.dk());
-      const ScaledRows<T> dv_rows{at.rows(dv), {}};
-      add_times_state(of_state, r.dv(), dv_rows, at.before(before.matrices));
-      of_state.for_each([&](int i, int m, T& sum) { sum *= -at.since_start(i, m); });
-      if (r.gated()) put_terms<by_channel>(of_state, k, column, at.rows(terms.later), true);
-      tile.add(of_state);
     }
     Tile<T> of_state(row, at.length, column, r.dk());
     add_times_state(of_state, r.dv(), at.written(), at.after(dafter.matrices));
@@ -280,10 +268,38 @@ __global__ void key_kernel(ChunkedRecurrence<T> r, Grams<T> grams, Heads<T> dv, 
       if (dnormaliser != nullptr) sum += dnormaliser[m];
       sum *= at.until_end(j, m);
     });
-    if (r.gated()) put_terms<by_channel>(of_state, k, column, at.rows(terms.earlier), false);
+    if (r.gated()) put_terms<by_channel>(of_state, at.k(), column, at.rows(terms.earlier), false);
     tile.add(of_state);
   }
-  tile.for_each([&](int j, int m, T sum) { dk.at(chunk.row, chunk.start + j, key_head)[m] = sum; });
+  tile.for_each(
+      [&](int j, int m, T sum) { put(dk.at(chunk.row, chunk.start + j, key_head)[m], sum, by_channel); });
+}
+
+/// With the delta rule, keys also read what the state before the chunk and the chunk's other keys hold,
+/// R = V - (K e^b) S - N U: dK += (dN + dN^T, decayed) K - e^b (dV S^T).
+template <bool by_channel, class T>
+__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+    correcting_key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, Heads<T> dv, States<const T> before,
+                          GateTerms<T> terms, Heads<T> dk) {
+  BlockNumber block;
+  const int column = block.next(tiles_of(r.dk())) * 64;
+  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int key_head = block.next(r.s.key_heads);
+  const Chunk& chunk = r.chunks[block.rest];
+  if (row >= chunk.length) return;
+  Tile<T> tile(row, chunk.length, column, r.dk());
+  for (int head = key_head * r.group(); head < (key_head + 1) * r.group(); ++head) {
+    const ChunkHead<T> at(r, block.rest, head);
+    const Pairs<T> keys{at.rows(dgrams), T(1), at.k(), at.k()};
+    add_row_gradients<by_channel>(at, keys, row, column, tile, at.rows(terms.rows), true);
+    add_column_gradients<by_channel>(at, keys, row, column, tile, at.rows(terms.columns), true);
+    Tile<T> of_state(row, at.length, column, r.dk());
+    add_times_state(of_state, r.dv(), {at.rows(dv), {}}, at.before(before.matrices));
+    of_state.for_each([&](int i, int m, T& sum) { sum *= -at.since_start(i, m); });
+    if (r.gated()) put_terms<by_channel>(of_state, at.k(), column, at.rows(terms.later), true);
+    tile.add(of_state);
+  }
+  tile.for_each([&](int j, int m, T sum) { dk.at(chunk.row, chunk.start + j, key_head)[m] += sum; });
 }
 
 /// A block for each 64 tokens and 64 columns of each of the heads.
@@ -333,28 +349,40 @@ void query_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Ou
 
 template <class T>
 void key_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
-                   const Heads<T>& dv, const States<const T>& before, const States<const T>& dafter,
-                   const GateTerms<T>& terms, const Heads<T>& dk) {
+                   const States<const T>& dafter, const GateTerms<T>& terms, const Heads<T>& dk) {
   const Launch size = tokens_launch(r, r.s.key_heads, r.s.key_dim);
   if (r.by_channel())
-    launch_some<key_kernel<true, T>>(device, size, r, grams, dv, before, dafter, terms, dk);
+    launch_some<key_kernel<true, T>>(device, size, r, grams.dreads, dafter, terms, dk);
   else
-    launch_some<key_kernel<false, T>>(device, size, r, grams, dv, before, dafter, terms, dk);
+    launch_some<key_kernel<false, T>>(device, size, r, grams.dreads, dafter, terms, dk);
 }
 
-#define INSTANTIATE(T)                                                                                       \
-  template void read_tokens<T>(const Cuda&, const ChunkedRecurrence<T>&, const Heads<T>&,                    \
-                               const States<const T>&, const Heads<T>&, T*);                                 \
-  template void ratio_gradients<T>(const Cuda&, const RecurrenceShape&, const Heads<const T>&,               \
-                                   const Heads<const T>&, const T*, T*, T*);                                 \
-  template void value_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const OutputGradients<T>&,      \
-                                   const Heads<T>&, const States<const T>&, const Heads<T>&);                \
-  template void query_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const OutputGradients<T>&,      \
-                                   const Grams<T>&, const States<const T>&, const GateTerms<T>&,             \
-                                   const Heads<T>&);                                                         \
-  template void key_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const Grams<T>&, const Heads<T>&, \
-                                 const States<const T>&, const States<const T>&, const GateTerms<T>&,        \
-                                 const Heads<T>&);
+template <class T>
+void correcting_key_gradients(const Cuda& device, const ChunkedRecurrence<T>& r, const Grams<T>& grams,
+                              const Heads<T>& dv, const States<const T>& before, const GateTerms<T>& terms,
+                              const Heads<T>& dk) {
+  const Launch size = tokens_launch(r, r.s.key_heads, r.s.key_dim);
+  if (r.by_channel())
+    launch_some<correcting_key_kernel<true, T>>(device, size, r, grams.dkeys, dv, before, terms, dk);
+  else
+    launch_some<correcting_key_kernel<false, T>>(device, size, r, grams.dkeys, dv, before, terms, dk);
+}
+
+#define INSTANTIATE(T)                                                                                    \
+  template void read_tokens<T>(const Cuda&, const ChunkedRecurrence<T>&, const Heads<T>&,                 \
+                               const States<const T>&, const Heads<T>&, T*);                              \
+  template void ratio_gradients<T>(const Cuda&, const RecurrenceShape&, const Heads<const T>&,            \
+                                   const Heads<const T>&, const T*, T*, T*);                              \
+  template void value_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const OutputGradients<T>&,   \
+                                   const Heads<T>&, const States<const T>&, const Heads<T>&);             \
+  template void query_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const OutputGradients<T>&,   \
+                                   const Grams<T>&, const States<const T>&, const GateTerms<T>&,          \
+                                   const Heads<T>&);                                                      \
+  template void key_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const Grams<T>&,               \
+                                 const States<const T>&, const GateTerms<T>&, const Heads<T>&);           \
+  template void correcting_key_gradients<T>(const Cuda&, const ChunkedRecurrence<T>&, const Grams<T>&,    \
+                                            const Heads<T>&, const States<const T>&, const GateTerms<T>&, \
+                                            const Heads<T>&);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

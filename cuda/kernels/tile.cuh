@@ -109,13 +109,19 @@ class Tile {
   /// += a tile at the same place.
   __device__ void add(const Tile& other) {
 #pragma unroll
-    for (int r = 0; r < thread_rows; ++r) add_rows(r, other, r);
-  }
-  /// The 16 rows of group `to` += those of group `from` of another tile with the same columns.
-  template <int other_rows>
-  __device__ void add_rows(int to, const Tile<T, other_rows, thread_columns, Sum>& other, int from) {
+    for (int r = 0; r < thread_rows; ++r) {
 #pragma unroll
-    for (int c = 0; c < thread_columns; ++c) sums_[to][c] += other.sums_[from][c];
+      for (int c = 0; c < thread_columns; ++c) sums_[r][c] += other.sums_[r][c];
+    }
+  }
+  /// A group of its 16 rows += a tile of as many.
+  __device__ void add_to_group(int group, const Tile<T, 1, thread_columns, Sum>& other) {
+#pragma unroll
+    for (int r = 0; r < thread_rows; ++r) {
+      if (r != group) continue;  // sums_[group] would not be in registers
+#pragma unroll
+      for (int c = 0; c < thread_columns; ++c) sums_[r][c] += other.sums_[0][c];
+    }
   }
 
  private:

@@ -140,7 +140,8 @@ TEST_CASE_TEMPLATE("cuda/recurrence: a gate for each channel", T, float, double)
   check_case<T>(
       {.s = {1, 40, 40, 2, 1, 6, 3, 6, half, true, 0.1}, .chunk = 20, .gated = true, .states = true});
   check_case<T>({.s = {1, 84, 84, 1, 1, 66, 2, 66, half}, .chunk = 80, .gated = true});
-  check_ran("channel_log_decay_kernel");
+  check_case<T>({.s = {1, 35, 35, 2, 1, 5, 3, 5, half}, .chunk = 33, .gated = true, .delta = true});
+  check_ran("log_decays_kernel");
   check_barriers();
   check_stores();
 }
