@@ -15,6 +15,9 @@
 //
 //   Variable scale(const Variable& x, double factor) { return apply(Scale{factor}, x); }
 //
+// Options may be integer tensors that hold no gradient (ids, targets, masks, positions, documents): users may
+// have them on any device, and the function that calls apply() takes them to that of the inputs.
+//
 // Forward saves in the context what backward needs. Backward only returns gradients; the engine adds them up.
 // An op of several outputs gets Tensors instead of dy; those that the loss doesn't depend on are undefined. A
 // gradient that context.wants(input) denies may be left undefined. An op without a backward can't be applied
@@ -26,6 +29,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "autograd/check_finite.h"
 #include "autograd/profile.h"
 #include "autograd/tape.h"
 #include "autograd/variable.h"
@@ -103,6 +107,11 @@ auto apply(Op op, const Inputs&... inputs) {
     else
       return std::move(result);
   }();
+
+  if (checking_finite()) {
+    for (size_t i = 0; i < outputs.size(); ++i)
+      require_finite(outputs[i], current_place(), Op::name, str("output ", i));
+  }
 
   std::vector<Variable> variables;
   if (!context.recording()) {

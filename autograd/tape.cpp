@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 
+#include "autograd/check_finite.h"
 #include "autograd/profile.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/elementwise.h"
@@ -60,7 +61,11 @@ void accumulate_leaf(Variable& leaf, Tensor gradient) {
 }  // namespace
 
 Node::Node(std::string_view name, std::vector<Edge> inputs, int outputs)
-    : name_(name), inputs_(std::move(inputs)), outputs_(outputs), number_(next_number++) {}
+    : name_(name),
+      place_(current_place()),
+      inputs_(std::move(inputs)),
+      outputs_(outputs),
+      number_(next_number++) {}
 
 Node::~Node() {
   // A chain of a million nodes must not be destroyed by a million nested destructors: the outermost one
@@ -112,6 +117,8 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
                            : Tensor::full(root.shape(), 1, root.dtype(), root.value().device());
     check(cotangent.dtype() == root.dtype(), "[backward] a cotangent of ", cotangent.dtype(),
           " for a root of ", root.dtype());
+    check(cotangent.device() == root.value().device(), "[backward] a cotangent on ", cotangent.device(),
+          " for a root on ", root.value().device());
     check(cotangent.shape() == root.shape(), "[backward] a cotangent of shape ", cotangent.shape(),
           " for a root of shape ", root.shape());
     send(edge, std::move(cotangent));
@@ -138,6 +145,9 @@ void backward(const std::vector<Variable>& roots, const Tensors& cotangents) {
       if (!node.inputs_[input].wanted()) continue;
       check(gradients[input].defined(), "[backward] '", node.name(), "' returned no gradient for input ",
             input);
+      if (checking_finite()) {
+        require_finite(gradients[input], node.place(), node.name(), str("the gradient of input ", input));
+      }
       if (backward_hook) backward_hook(node.name(), static_cast<int>(input), gradients[input]);
       send(node.inputs_[input], std::move(gradients[input]));
     }

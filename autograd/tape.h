@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,8 @@ class Node {
   virtual void release() = 0;
 
   std::string_view name() const { return name_; }
+  /// Where in a model it was applied, if its values were being checked (autograd/check_finite.h).
+  const std::string& place() const { return place_; }
   int outputs() const { return outputs_; }
   /// Increases in the order of creation, so that every consumer of a node has a larger number than the node.
   uint64_t number() const { return number_; }
@@ -46,6 +49,7 @@ class Node {
   friend void backward(const std::vector<Variable>&, const Tensors&);
 
   std::string_view name_;
+  std::string place_;
   std::vector<Edge> inputs_;
   int outputs_;
   uint64_t number_;

@@ -1,6 +1,7 @@
 # The kernels for NVIDIA GPUs: which compiler builds them, and the library mixgrad_cuda.
 #
-# Sets cuda_kind (ON, SIM or OFF), cuda_summary and, for SIM, simulated_kernel_options.
+# Sets cuda_kind (ON, SIM or OFF), cuda_summary, and the options by which kernels are compiled: nvcc_options for ON,
+# simulated_kernel_options for SIM.
 
 include(CheckLanguage)
 set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPUs to build for; 90 brings PTX for later ones")
@@ -25,6 +26,7 @@ if(cuda_kind STREQUAL ON)
   if(NOT CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_COMPILER ${NVCC})
   endif()
+  set(CMAKE_CUDA_STANDARD 20)
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know that nvcc 12 and later have C++20
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
@@ -35,15 +37,15 @@ if(cuda_kind STREQUAL ON)
   find_package(CUDAToolkit REQUIRED)
   add_library(mixgrad_cuda STATIC ${kernels} ${PROJECT_SOURCE_DIR}/cuda/allocator.cpp
               ${PROJECT_SOURCE_DIR}/cuda/runtime_nvidia.cpp)
-  set_target_properties(mixgrad_cuda PROPERTIES CUDA_STANDARD 20)
-  target_compile_options(mixgrad_cuda PRIVATE
-                         $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo;-diag-suppress=554>)
+  set(nvcc_options --expt-relaxed-constexpr --extended-lambda -lineinfo -diag-suppress=554)
+  target_compile_options(mixgrad_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${nvcc_options}>")
   target_link_libraries(mixgrad_cuda PUBLIC mixgrad_tensor CUDA::cudart_static)
   if(TARGET CUDA::cublas)  # else products are computed by a kernel of our own
     target_link_libraries(mixgrad_cuda PUBLIC CUDA::cublas)
     target_compile_definitions(mixgrad_cuda PRIVATE MIXGRAD_CUBLAS)
   endif()
   list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
+  target_compile_definitions(mixgrad_cuda PRIVATE MIXGRAD_CUDA_ARCHITECTURES="${architectures}")
   set(cuda_summary "toolkit ${CUDAToolkit_VERSION}, architectures ${architectures}")
 elseif(cuda_kind STREQUAL SIM)
   # The compiler calls a function at each access, as for ThreadSanitizer, but it is the simulator's, which sees to
@@ -69,4 +71,5 @@ if(cuda_kind STREQUAL OFF)
 else()
   # Tensors call the kernels, whose scratch memory comes from the tensors' allocator: each library needs the other.
   target_link_libraries(mixgrad_tensor PUBLIC mixgrad_cuda)
+  target_compile_definitions(mixgrad_tensor PUBLIC MIXGRAD_CUDA)
 endif()

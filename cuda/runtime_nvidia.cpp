@@ -40,6 +40,12 @@ std::string kernel_name(const void* kernel) {
 
 void check_kernel(cudaError_t result, const void* kernel, const Cuda& device, const char* file, int line) {
   if (result == cudaSuccess) return;
+  if (result == cudaErrorNoKernelImageForDevice) {
+    const DeviceInfo info = device_info(device.index);
+    throw Error(str("[cuda] device ", device.index, ", ", info.name, ", has compute capability ", info.major,
+                    ".", info.minor, ", but the kernels were compiled for ", MIXGRAD_CUDA_ARCHITECTURES,
+                    "; configure with -DCMAKE_CUDA_ARCHITECTURES=", info.major, info.minor));
+  }
   throw Error(str("[cuda] ", kernel_name(kernel), " on device ", device.index, ", launched at ", file, ":",
                   line, ": ", cudaGetErrorString(result), " (", static_cast<int>(result), ")"));
 }

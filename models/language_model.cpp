@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/check_finite.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/linear.h"
 
@@ -55,9 +56,13 @@ Block::Block(const ModelConfig& config, const MixerChoice& choice, Initialiser& 
 }
 
 Variable Block::forward(const Variable& x, MixerState* state, Generator* dropout) {
-  const Variable mixed =
-      mixer_->forward({.x = mixer_input(x), .context = {}, .key_mask = {}, .state = state});
-  const Variable h = add(x, maybe_dropout(mixed, dropout_, dropout));
+  const Variable h = [&] {
+    const Place place("mixer");
+    const Variable mixed =
+        mixer_->forward({.x = mixer_input(x), .context = {}, .key_mask = {}, .state = state});
+    return add(x, maybe_dropout(mixed, dropout_, dropout));
+  }();
+  const Place place("mlp");
   return add(h, maybe_dropout(mlp_.forward(mlp_norm_.forward(h)), dropout_, dropout));
 }
 
@@ -104,6 +109,7 @@ Variable LanguageModel::features(const Tensor& ids, LanguageModelState* state, G
   check(ids.shape().rank() == 2, "[model] ids ", ids.shape(), "; allowed: [B, T]");
   Variable x = embed(ids, state != nullptr ? state->position : 0, dropout);
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const Place place("blocks", static_cast<int64_t>(layer));
     x = blocks_[layer]->forward(x, state != nullptr ? &state->layers[layer] : nullptr, dropout);
   }
   if (state != nullptr) state->position += ids.shape()[1];

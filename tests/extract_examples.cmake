@@ -1,7 +1,8 @@
 # Takes the complete examples out of the documentation, so that they are compiled and run with the tests.
 #
 # A block that begins with ```cpp and the name of a file is that file. extract_examples(page folder sources) writes
-# each block of a page into the folder, leaving alone what has not changed, and adds the .cpp files to the list.
+# each block of a page into the folder, leaving alone what has not changed, and adds the .cpp and .cu files to the
+# list.
 function(extract_examples page folder sources)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page})
   file(READ ${page} rest)
@@ -21,7 +22,7 @@ function(extract_examples page folder sources)
     file(WRITE ${folder}/${name}.new "${code}")
     file(COPY_FILE ${folder}/${name}.new ${folder}/${name} ONLY_IF_DIFFERENT)
     file(REMOVE ${folder}/${name}.new)
-    if(name MATCHES "\\.cpp$")
+    if(name MATCHES "\\.(cpp|cu)$")
       list(APPEND found ${folder}/${name})
     endif()
     string(FIND "${rest}" "\n```cpp " begin)

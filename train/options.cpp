@@ -64,6 +64,9 @@ void declare(CLI::App& app, TrainOptions& o) {
   running(app.add_flag("--resume", o.resume, "Go on from the newest checkpoint in --out"));
   running(app.add_option("--device", o.device, "cpu, cuda, cuda:N, or auto: a GPU if there is one"));
   running(app.add_option("--threads", o.threads, "0: all that the machine has"));
+  running(
+      app.add_flag("--check-finite", o.check_finite,
+                   "Stop at the first value that is NaN or infinite, naming step, layer and op (slower)"));
   running(app.add_option("--precision", o.precision, precision_help));
   app.set_config("--config", "", "File of key = value lines; the command line wins");
   add_version(app);
@@ -230,6 +233,7 @@ nlohmann::ordered_json TrainOptions::effective() const {
           {"log-every", log_every},
           {"device", device},
           {"threads", threads},
+          {"check-finite", check_finite},
           {"precision", precision}};
 }
 

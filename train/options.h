@@ -45,6 +45,7 @@ struct TrainOptions {
   std::string device = "auto";
   int64_t threads = 0;  // 0: as many as the machine has
   std::string precision = "f32";
+  bool check_finite = false;
 
   /// What makes the run what it is: the value of every option, by the name that the command line knows it by,
   /// but of those that say where and how it is run (out, resume, config).

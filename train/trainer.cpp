@@ -5,12 +5,12 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "autograd/check_finite.h"
 #include "models/generate.h"
 #include "tensor/allocator.h"
 #include "tensor/cpu_info.h"
-#include "tensor/dispatch.h"
-#include "tensor/kernels/optimizer.h"
 #include "tensor/parallel.h"
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
@@ -67,14 +67,6 @@ void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   check(!error, "[train] cannot create '", folder.string(), "': ", error.message());
-}
-
-bool is_finite(const Tensor& tensor) {
-  bool finite = false;
-  dispatch(tensor, [&](auto device, auto type) {
-    finite = std::isfinite(sum_of_squares(device, tensor.elements(), tensor.data<decltype(type)>()));
-  });
-  return finite;
 }
 
 /// The options as a command line that gives the same run, folded into lines of about 100 columns.
@@ -227,6 +219,8 @@ StepBatches Trainer::batches() const {
 
 MetricsRow Trainer::train_step() {
   const Clock::time_point start = Clock::now();
+  std::optional<FiniteCheck> finite;
+  if (options_.check_finite) finite.emplace(str("step ", step_ + 1));
   const double loss = compute_gradients(*model_, batches(), step_, &dropout_);
   const double norm = gradient_norm(parameters_);
   const double rate = options_.schedule(total_steps_).rate(step_);

@@ -274,6 +274,15 @@ TEST_CASE("autograd/tape: element types do not mix") {
                  "a cotangent of float64 for a root of float32"));
 }
 
+TEST_CASE("autograd/tape: a cotangent must be where its root is") {
+  for (const Device device : available_devices()) {
+    if (device == Device{}) continue;
+    const Variable x = Variable(Tensor::zeros({3}, DType::float32, device), true);
+    CHECK(contains(error_of([&] { backward({scale(x, 2)}, {Tensor::zeros({3}, DType::float32)}); }),
+                   "a cotangent on cpu for a root on cuda:0"));
+  }
+}
+
 TEST_CASE("autograd/tape: a cotangent must fit its root") {
   const Variable x = leaf({1, 2, 3}, {3});
   const Variable y = scale(x, 2);

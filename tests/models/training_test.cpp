@@ -56,6 +56,49 @@ TEST_CASE("models/training: loss and all gradients have the same bits with any n
   }
 }
 
+TEST_CASE("models/training: a step on every device is that of the CPU") {
+  struct Numbers {
+    double loss, norm;
+    std::vector<double> values;  // of all parameters after the step
+  };
+  for (const MixerKind& kind : mixer_kinds()) {
+    if (!kind.forms.causal) continue;
+    CAPTURE(kind.name);
+    ModelConfig config = config_of(kind);
+    config.context = 19;
+    config.heads = 2;
+    config.width = 24;
+    config.pattern = kind.name + "(" + kind.check_options + ")";
+    const auto step_on = [&](Device device) {
+      Generator generator(6), dropout(7, Stream::dropout);
+      Initialiser initialiser(DType::float64, device, generator);
+      LanguageModel model(config.resolved(), initialiser);
+      AdamW optimizer(model.parameters(), {});
+      const Variable loss = model.loss(ids_of({2, 19}, 3), ids_of({2, 19}, 5), &dropout);
+      backward(loss);
+      Numbers numbers{loss.value().item(), gradient_norm(model.parameters()), {}};
+      optimizer.step(0.01, clip_scale(numbers.norm, 1));
+      for (const Parameter& parameter : model.parameters()) {
+        for (const double value : parameter.variable->value().to_vector()) numbers.values.push_back(value);
+      }
+      return numbers;
+    };
+    const Numbers cpu = step_on(Device{});
+    for (const Device device : available_devices()) {
+      CAPTURE(device);
+      const Numbers numbers = step_on(device);
+      // Sums in another order: 1e-15 of the loss, and of a gradient. AdamW's first step divides each gradient
+      // by its own size, so that one that is almost 0 moves its parameter by up to 0.01 either way.
+      CHECK(numbers.loss == doctest::Approx(cpu.loss).epsilon(1e-12));
+      CHECK(numbers.norm == doctest::Approx(cpu.norm).epsilon(1e-10));
+      int64_t elsewhere = 0;
+      for (size_t i = 0; i < cpu.values.size(); ++i)
+        elsewhere += std::abs(numbers.values[i] - cpu.values[i]) > 1e-8;
+      CHECK(elsewhere <= static_cast<int64_t>(cpu.values.size() / 100));
+    }
+  }
+}
+
 TEST_CASE("models/training: after the first step the system is asked for no more memory") {
   Allocator& memory = Allocator::of(Device{});
   if (memory.debug()) return;  // nothing is kept for reuse

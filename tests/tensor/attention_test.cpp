@@ -125,6 +125,7 @@ void check_against_definition(const Problem& p) {
   CAPTURE(p.options.window);
   const Results want = by_definition(p);
   for_each_device_and_dtype([&](Device device, DType dtype) {
+    if (is_simulated(device) && p.sizes.queries > 130) return;
     const Results got = by_op(p, device, dtype);
     // Over all problems here the right code errs by up to 8e-7 and 5e-15, with delta times 1.0001 by 5e-4.
     const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
@@ -343,10 +344,10 @@ TEST_CASE("tensor/attention: part of a cache or of a fused projection is taken a
       }
       return values(numbers, {2, 100, 2, size}).narrow(1, 0, 70);
     };
-    const auto compute = [](const Tensor& query, const Tensor& key, const Tensor& value) {
+    const auto compute = [&](const Tensor& query, const Tensor& key, const Tensor& value) {
       const Variable qv(query, true), kv(key, true), vv(value, true);
       const Variable o = attention(qv, kv, vv, {.causal = true});
-      backward({o}, {Tensor::from(waves(o.value().elements()), o.shape()).to(o.dtype())});
+      backward({o}, {values(waves(o.value().elements()), o.shape())});
       return std::vector<Values>{o.value().to_vector(), qv.grad().to_vector(), kv.grad().to_vector(),
                                  vv.grad().to_vector()};
     };
@@ -362,6 +363,7 @@ TEST_CASE("tensor/attention: part of a cache or of a fused projection is taken a
 
 TEST_CASE("tensor/attention: more samples than a grid of blocks has places") {
   for_each_device_and_dtype([](Device device, DType dtype) {
+    if (is_simulated(device)) return;  // 10^7 threads
     const int64_t batch = 70000;
     const Problem many({batch, 2, 2, 1, 1, 8, 8}, {.causal = true});
     const Results all = by_op(many, device, dtype);

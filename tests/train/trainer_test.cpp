@@ -226,6 +226,24 @@ TEST_CASE("train/trainer: numbers that are no longer finite end the run and spar
   CHECK(file_bytes(options.out / "loss.png") == picture);
 }
 
+TEST_CASE("train/trainer: a check for finite values names the step and the layer and the op") {
+  const Workplace work;
+  TrainOptions options = work.options("run");
+  options.steps = 200;
+  options.learning_rate = 1e9;
+  options.clip = 0;
+  options.check_finite = true;
+  std::string message;
+  {
+    const CapturedOutput output;
+    message = error_of([&] { Trainer(options).run(); });
+  }
+  CAPTURE(message);
+  CHECK(message.starts_with("[check-finite] step "));
+  CHECK(contains(message, ", blocks."));
+  CHECK(contains(message, "values that are not finite"));
+}
+
 TEST_CASE("train/trainer: a checkpoint of another run is refused and nothing changes") {
   const Workplace work;
   const TrainOptions options = work.options("run");

@@ -1,0 +1,141 @@
+// recall: how many pairs of keys and values each mixer can remember.
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tensor/cpu_info.h"
+#include "tensor/parallel.h"
+#include "train/atomic_file.h"
+#include "train/cli.h"
+#include "train/recall.h"
+
+namespace mixgrad {
+
+namespace {
+
+struct Request {
+  RecallOptions options;
+  std::string mixers, device = "auto", json;
+  int64_t seeds = 3;
+  int64_t threads = 0;
+};
+
+/// The mean over seeds, and the smallest and largest.
+struct Spread {
+  double mean = 0, least = 1, most = 0;
+};
+
+Spread spread_of(const std::vector<RecallResult>& results, size_t pairs) {
+  Spread spread;
+  for (const RecallResult& result : results) {
+    const double value = result.accuracy[pairs];
+    spread.mean += value / static_cast<double>(results.size());
+    spread.least = std::min(spread.least, value);
+    spread.most = std::max(spread.most, value);
+  }
+  return spread;
+}
+
+std::vector<MixerChoice> chosen_mixers(const std::string& pattern) {
+  if (!pattern.empty()) return parse_pattern(pattern, any_layers);
+  std::vector<MixerChoice> all;
+  for (const MixerKind& kind : mixer_kinds()) {
+    if (kind.forms.causal) all.push_back(parse_pattern(kind.name, any_layers)[0]);
+  }
+  return all;
+}
+
+void print_header(const RecallOptions& options) {
+  std::cout << "share of queries answered rightly, mean (least-most of the seeds)\n"
+            << "chance: " << std::setprecision(3) << 1.0 / static_cast<double>(options.task.values)
+            << " without reading; with P pairs, 1/P for a guess among the values read\n\n"
+            << std::left << std::setw(40) << "mixer" << std::right << std::setw(12) << "parameters"
+            << std::setw(12) << "state bytes" << std::setw(9) << "s/seed";
+  for (const int64_t pairs : options.pairs) std::cout << std::setw(20) << str(pairs, " pairs");
+  std::cout << std::endl;
+}
+
+void print_row(const RecallOptions& options, const std::string& name,
+               const std::vector<RecallResult>& results) {
+  double seconds = 0;
+  for (const RecallResult& result : results) seconds += result.seconds / static_cast<double>(results.size());
+  std::cout << std::left << std::setw(40) << name << std::right << std::setw(12) << results[0].parameters
+            << std::setw(12) << results[0].state_bytes << std::setw(9) << std::fixed << std::setprecision(1)
+            << seconds;
+  for (size_t i = 0; i < options.pairs.size(); ++i) {
+    const Spread spread = spread_of(results, i);
+    std::ostringstream cell;
+    cell << std::fixed << std::setprecision(3) << spread.mean << " (" << spread.least << '-' << spread.most
+         << ')';
+    std::cout << std::setw(20) << cell.str();
+  }
+  std::cout << std::endl;
+}
+
+nlohmann::ordered_json json_of(const std::string& name, const std::vector<RecallResult>& results) {
+  nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+  for (const RecallResult& result : results)
+    runs.push_back({{"accuracy", result.accuracy}, {"seconds", result.seconds}});
+  return {{"mixer", name},
+          {"parameters", results[0].parameters},
+          {"state_bytes", results[0].state_bytes},
+          {"seeds", runs}};
+}
+
+int run(int argc, char** argv) {
+  Request request;
+  RecallOptions& o = request.options;
+  o.model.layers = 2;
+  o.model.heads = 2;
+  o.model.width = 64;
+  CLI::App app("Trains small models to recall values by their keys, and says how many pairs each remembers.",
+               "recall");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--mixers", request.mixers, "Comma-separated, with options as in --mixer; else all causal");
+  app.add_option("--pairs", o.pairs, "Numbers of pairs, to train on and to ask for")->delimiter(',');
+  app.add_option("--keys", o.task.keys, "How many keys there are");
+  app.add_option("--values", o.task.values, "How many values there are");
+  app.add_option("--layers", o.model.layers, "Blocks of the model");
+  app.add_option("--heads", o.model.heads, "Heads of each mixer");
+  app.add_option("--width", o.model.width, "Width of the model");
+  app.add_option("--positions", o.model.positions, "learned, sinusoidal, rope, none; auto: learned");
+  app.add_option("--steps", o.steps, "Training steps");
+  app.add_option("--batch", o.batch, "Sequences in a step");
+  app.add_option("--lr", o.learning_rate, "Highest learning rate");
+  app.add_option("--test-rows", o.test_rows, "Sequences asked after training, for each number of pairs");
+  app.add_option("--seeds", request.seeds, "Seeds 1, 2, ...: as many models of each mixer");
+  app.add_option("--device", request.device, "cpu, cuda, cuda:N, or auto: a GPU if there is one");
+  app.add_option("--threads", request.threads, "0: all that the machine has");
+  app.add_option("--json", request.json, "File for the figures of every seed");
+  add_version(app);
+  if (!parse(app, argc, argv)) return 0;
+  o.validate();
+  check_usage(request.seeds >= 1, "[recall] seeds ", request.seeds, "; allowed: 1 or more");
+  check_usage(request.threads >= 0 && request.threads <= most_threads(),
+              "[options] --threads: ", request.threads, "; allowed: 0 to ", most_threads());
+  if (request.threads > 0) set_thread_count(static_cast<int>(request.threads));
+  o.device = parse_device(request.device);
+
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  const std::vector<MixerChoice> mixers = chosen_mixers(request.mixers);
+  print_header(o);
+  for (const MixerChoice& mixer : mixers) {
+    std::vector<RecallResult> results;
+    for (int64_t seed = 1; seed <= request.seeds; ++seed)
+      results.push_back(run_recall(o, mixer, static_cast<uint64_t>(seed)));
+    print_row(o, mixer.text(), results);
+    all.push_back(json_of(mixer.text(), results));
+    if (request.json.empty()) continue;
+    const nlohmann::ordered_json so_far = {{"pairs", o.pairs}, {"mixers", all}};
+    write_file_atomically(request.json, so_far.dump(2) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace mixgrad
+
+int main(int argc, char** argv) { return mixgrad::run_program(argc, argv, mixgrad::run); }
