@@ -193,7 +193,11 @@ struct ChunkHead {
   }
 };
 
-/// Takes the number of a block apart, what changes fastest first.
+__host__ __device__ inline int64_t tiles_of(int64_t count, int64_t tile = tile_size) {
+  return (count + tile - 1) / tile;
+}
+
+/// Takes the number of a block, or of a thread, apart: what changes fastest first.
 struct BlockNumber {
   int64_t rest = blockIdx.x;
 
@@ -202,11 +206,9 @@ struct BlockNumber {
     rest /= count;
     return part;
   }
+  /// Where the tile of so many rows, or columns, begins.
+  __device__ int next_tile(int64_t count, int tile = tile_size) { return next(tiles_of(count, tile)) * tile; }
 };
-
-__host__ __device__ inline int64_t tiles_of(int64_t count, int64_t tile = 64) {
-  return (count + tile - 1) / tile;
-}
 
 /// Launches unless there are no blocks.
 template <auto kernel, class... Args>
@@ -263,7 +265,7 @@ void block_pairs_backward(const Cuda& device, const ChunkedRecurrence<T>& r, con
 template <class Sum, class T>
 void decayed_gram(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<const T>& left, T scale,
                   const Heads<T>& gram);
-/// dG_ij = factor dnum_i . u_j + dden_i for j <= i; with `strict` 0 for j = i.
+/// dG_ij = factor dnum_i . v_j + dden_i for j <= i, V being what the keys write; with `strict` 0 for j = i.
 template <class T>
 void gram_gradient(const Cuda& device, const ChunkedRecurrence<T>& r, const OutputGradients<T>& d, T factor,
                    bool strict, const Heads<T>& dgram);
@@ -293,18 +295,18 @@ void solve_corrections(const Cuda& device, const ChunkedRecurrence<T>& r, const 
 template <class T>
 void correct_states(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<T>& corrections,
                     const States<const T>& before, const States<T>& after, const Heads<T>& residuals);
-/// Adds to dwritten [B, T, H, dv], the gradient of what the keys write as far as their chunk reads it, what
-/// later chunks read. Turns what reads add to the gradients of states into them.
+/// Adds what later chunks read to dwritten [B, T, H, dv], the gradient of diag(beta) R, which are what the
+/// keys write; and turns what reads add to the gradients of states into them, as pass_states_backward does.
 template <class T>
 void correct_states_backward(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<T>& corrections,
                              const States<const T>& dafter, const States<T>& dbefore,
                              const Heads<T>& dwritten);
-/// Adds to dwritten what the residuals of the chunk read; dv and dbeta [B, T, H].
+/// Adds what the chunk's own residuals read; dv, and dbeta [B, T, H].
 template <class T>
 void solve_backward(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<T>& key_gram,
                     const Heads<T>& dwritten, const Heads<T>& dv, T* dbeta);
 
-/// o = A U + scale (Q e^b) S, divided, where normalised, by the denominators [B, T, H], which it writes.
+/// o = A V + scale (Q e^b) S, divided, where normalised, by the denominators [B, T, H], which it writes.
 template <class T>
 void read_tokens(const Cuda& device, const ChunkedRecurrence<T>& r, const Heads<T>& gram,
                  const States<const T>& before, const Heads<T>& o, T* denominators);

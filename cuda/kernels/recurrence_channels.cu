@@ -44,7 +44,7 @@ __global__ void block_pairs_kernel(ChunkedRecurrence<T> r, Grams<T> grams, Heads
   const BlockColumn<T> terms{term_numbers.data() + threadIdx.x};  // of a token j, and those i seen so far
   BlockNumber thread{int64_t{blockIdx.x} * blockDim.x + threadIdx.x};
   const int m = thread.next(r.dk());
-  const int begin = thread.next(tiles_of(r.longest, tile_group)) * tile_group;
+  const int begin = thread.next_tile(r.longest, tile_group);
   const int key_head = thread.next(r.s.key_heads);
   if (thread.rest >= r.chunk_count) return;
   const Chunk& chunk = r.chunks[thread.rest];
@@ -93,18 +93,18 @@ __global__ void block_pairs_kernel(ChunkedRecurrence<T> r, Grams<T> grams, Heads
 template <class T>
 __global__ void span_kernel(ChunkedRecurrence<T> r, Grams<T> grams, T* spans) {
   BlockNumber block;
-  const int row = block.next(tiles_of(r.dk())) * 64;
+  const int row = block.next_tile(r.dk());
   const int64_t place = block.rest;
-  const int begin = block.next(tiles_of(r.longest, tile_group)) * tile_group;
+  const int begin = block.next_tile(r.longest, tile_group);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   const int end = begin + tile_group;
   T* span = spans + place * r.dk();
-  for (int m = row + threadIdx.x; m < min(row + 64, r.dk()); m += tile_threads) span[m] = 0;
+  for (int m = row + threadIdx.x; m < min(row + tile_size, r.dk()); m += tile_threads) span[m] = 0;
   if (begin == 0) return;
   const auto add_pairs = [&](const ChunkRows<T>& dG, T factor, const ChunkRows<const T>& x) {
     const auto y = at.k();
-    for (int column = end; column < at.length; column += 64) {
+    for (int column = end; column < at.length; column += tile_size) {
       Tile<T> tile(row, r.dk(), column, at.length);
       tile.add_product(0, begin, AcrossDepth([&](int m, int j) { return at.left(begin, j, m) * y(j, m); }),
                        AlongDepth([&](int j, int i) { return factor * dG(i, j); }));
@@ -122,7 +122,7 @@ __global__ void log_decays_kernel(ChunkedRecurrence<T> r, GateTerms<T> terms, T*
   BlockNumber thread{int64_t{blockIdx.x} * blockDim.x + threadIdx.x};
   const int m = thread.next(r.dk());
   const int64_t block = thread.rest;
-  const int begin = thread.next(tiles_of(r.longest, tile_group)) * tile_group;
+  const int begin = thread.next_tile(r.longest, tile_group);
   const int head = thread.next(r.s.heads);
   if (thread.rest >= r.chunk_count) return;
   const ChunkHead<T> at(r, thread.rest, head);

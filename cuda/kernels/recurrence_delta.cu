@@ -88,7 +88,7 @@ __global__ void solve_kernel(ChunkedRecurrence<T> r, Heads<const T> gram, Heads<
                              Heads<T> u_heads) {
   const int columns = r.dk() + (u_heads.data != nullptr ? r.dv() : 0);
   BlockNumber block;
-  const int column = block.next(tiles_of(columns, solve_threads)) * solve_threads + threadIdx.x;
+  const int column = block.next_tile(columns, solve_threads) + threadIdx.x;
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   const auto N = at.rows(gram);
@@ -107,28 +107,28 @@ __global__ void solve_kernel(ChunkedRecurrence<T> r, Heads<const T> gram, Heads<
   }
 }
 
-/// From the gradient of what the keys write, as far as others read it, to the whole, in its place:
-/// X_j = given_j - the sum over i > j of N_ij beta_i X_i; and dV = diag(beta) X.
+/// From the gradient dX of what the keys write, as far as it is read by others, to the whole one, in its
+/// place: dX_j = given_j - the sum over i > j of N_ij beta_i dX_i; and dV = diag(beta) dX.
 template <class T>
 __global__ void solve_backward_kernel(ChunkedRecurrence<T> r, Heads<const T> gram, Heads<T> dwritten,
                                       Heads<T> dv_heads) {
   BlockNumber block;
-  const int e = block.next(tiles_of(r.dv(), solve_threads)) * solve_threads + threadIdx.x;
+  const int e = block.next_tile(r.dv(), solve_threads) + threadIdx.x;
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (e >= r.dv()) return;
   const auto beta = at.scalars(r.in.beta);
-  const auto x = at.rows(dwritten);
+  const auto dx = at.rows(dwritten);
   const auto dv = at.rows(dv_heads);
-  solve_lower_transposed<T>(at.length, at.rows(gram), beta, [&](int j) -> T& { return x(j, e); });
-  for (int j = 0; j < at.length; ++j) dv(j, e) = beta(j) * x(j, e);
+  solve_lower_transposed<T>(at.length, at.rows(gram), beta, [&](int j) -> T& { return dx(j, e); });
+  for (int j = 0; j < at.length; ++j) dv(j, e) = beta(j) * dx(j, e);
 }
 
-/// dbeta_i = dwritten_i . r_i
+/// dbeta_i = dX_i . r_i
 template <class T>
 __global__ void rate_kernel(ChunkedRecurrence<T> r, Heads<T> dwritten, T* dbeta) {
   BlockNumber block;
-  const int i = block.next(tiles_of(r.longest, 8)) * 8 + threadIdx.x / 32;
+  const int i = block.next_tile(r.longest, 8) + threadIdx.x / 32;
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (i >= at.length) return;
@@ -142,12 +142,12 @@ __global__ void rate_kernel(ChunkedRecurrence<T> r, Heads<T> dwritten, T* dbeta)
 template <class T>
 using PassTile = Tile<T, 4, 2>;  // narrow: only columns of states can be computed at the same time
 
-/// Along a row, R = U - W S and S' = e^{b_C} S + (K e^{b_C - b})^T diag(beta) R.
+/// Along a row, R = U - W S and S' = e^{b_C} S + (K e^{b_C - b})^T X with X = diag(beta) R.
 template <class T>
 __global__ void correct_kernel(ChunkedRecurrence<T> r, Heads<T> corrections, StateRows<const T> before,
                                StateRows<T> after, Heads<T> residuals) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv(), PassTile<T>::columns)) * PassTile<T>::columns;
+  const int column = block.next_tile(r.dv(), PassTile<T>::columns);
   const int head = block.next(r.s.heads);
   const int64_t row = block.rest;
   for (int64_t c = r.row_begin[row]; c < r.row_begin[row + 1]; ++c) {
@@ -163,11 +163,11 @@ __global__ void correct_kernel(ChunkedRecurrence<T> r, Heads<T> corrections, Sta
                        AcrossDepth([&](int m, int e) { return state[int64_t{m} * r.dv() + e]; }));
       tile.for_each([&](int i, int e, T sum) { residual(i, e) -= sum; });
     }
-    const auto u = at.written();
+    const auto x = at.written();
     for (int m = 0; m < r.dk() && next != nullptr; m += PassTile<T>::rows) {
       PassTile<T> tile(m, r.dk(), column, r.dv());
       tile.add_product(0, at.length, AcrossDepth([&](int m, int j) { return k(j, m) * at.until_end(j, m); }),
-                       AcrossDepth([&](int j, int e) { return u(j, e); }));
+                       AcrossDepth([&](int j, int e) { return x(j, e); }));
       tile.for_each([&](int m, int e, T sum) {
         const int64_t place = int64_t{m} * r.dv() + e;
         next[place] = sum + (state == nullptr ? T(0) : at.whole(m) * state[place]);
@@ -176,12 +176,12 @@ __global__ void correct_kernel(ChunkedRecurrence<T> r, Heads<T> corrections, Sta
   }
 }
 
-/// From the end of a row, dU += (K e^{b_C - b}) dS' and dS += e^{b_C} dS' - (diag(beta) W)^T dU.
+/// From the end of a row, dX += (K e^{b_C - b}) dS' and dS += e^{b_C} dS' - (diag(beta) W)^T dX.
 template <class T>
 __global__ void correct_backward_kernel(ChunkedRecurrence<T> r, Heads<T> corrections,
                                         StateRows<const T> dafter, StateRows<T> dbefore, Heads<T> dwritten) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv(), PassTile<T>::columns)) * PassTile<T>::columns;
+  const int column = block.next_tile(r.dv(), PassTile<T>::columns);
   const int head = block.next(r.s.heads);
   const int64_t row = block.rest;
   for (int64_t c = r.row_begin[row + 1] - 1; c >= r.row_begin[row]; --c) {
@@ -191,17 +191,17 @@ __global__ void correct_backward_kernel(ChunkedRecurrence<T> r, Heads<T> correct
     const auto k = at.k();
     const auto w = at.rows(corrections);
     const auto beta = at.scalars(r.in.beta);
-    const auto du = at.rows(dwritten);
+    const auto dx = at.rows(dwritten);
     for (int j = 0; j < at.length && dnext != nullptr; j += PassTile<T>::rows) {
       PassTile<T> tile(j, at.length, column, r.dv());
       tile.add_product(0, r.dk(), AlongDepth([&](int j, int m) { return k(j, m) * at.until_end(j, m); }),
                        AcrossDepth([&](int m, int e) { return dnext[int64_t{m} * r.dv() + e]; }));
-      tile.for_each([&](int j, int e, T sum) { du(j, e) += sum; });
+      tile.for_each([&](int j, int e, T sum) { dx(j, e) += sum; });
     }
     for (int m = 0; m < r.dk() && dstate != nullptr; m += PassTile<T>::rows) {
       PassTile<T> tile(m, r.dk(), column, r.dv());
       tile.add_product(0, at.length, AcrossDepth([&](int m, int i) { return beta(i) * w(i, m); }),
-                       AcrossDepth([&](int i, int e) { return du(i, e); }));
+                       AcrossDepth([&](int i, int e) { return dx(i, e); }));
       tile.for_each([&](int m, int e, T sum) {
         const int64_t place = int64_t{m} * r.dv() + e;
         dstate[place] += (dnext == nullptr ? T(0) : at.whole(m) * dnext[place]) - sum;

@@ -4,16 +4,13 @@
 // So its gradient is a sum of the terms that contain them, over ranges of tokens. No sum is the difference of
 // larger ones: that would cancel in float, completely where the gates are strong.
 //
-//   kernel                   a thread, warp or block owns               operations, a chunk of C tokens
-//   cumulate_kernel          a channel: a thread                        C channels
-//   whole_kernel             a key channel: a warp                      2 dk dv
-//   log_decay_kernel         a chunk: a block                           3 C^2
-//   span_kernel              16 tokens x 64 channels: a block           C^3 dk / 48
-//   channel_log_decay_kernel 16 tokens of a channel: a thread           16 C dk / 2 with an exponential each
+//   kernel              owns                            FLOPs, a chunk of C tokens and a head
+//   cumulate_kernel     a thread a channel              C channels
+//   whole_kernel        a warp a key channel            2 dk dv
+//   log_decay_kernel    a block a head of a chunk       C^2 (2 + dk / 64), with the delta rule C^2 more
 //
-// Bytes moved: what is summed up is read once or, where it is one number a token, up to C times from the
-// caches. Shared memory: none, the slabs of tile products, or, for channel_log_decay_kernel, 16 numbers a
-// thread, 8 KB for float and 16 KB for double.
+// Bytes moved: what is summed up is read once, but sums over tokens in log_decay_kernel read one number a
+// token and 64 channels up to C times, from the L1 cache. Shared memory: none.
 #include "cuda/kernels/recurrence.cuh"
 
 namespace mixgrad {

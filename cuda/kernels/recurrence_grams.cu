@@ -7,7 +7,8 @@
 //   gram_gradient_kernel   64 x 64 of one matrix              2 C^2 dv
 //
 // Bytes moved: the rows of a chunk once for each 64, or 16, of the others, from the L2 cache; C^2 / 2 numbers
-// written. Shared memory: the slabs of tile products.
+// written. Shared memory: the slabs of tile products. V stands for what the keys write, with the delta rule
+// diag(beta) R.
 #include "cuda/kernels/recurrence.cuh"
 
 namespace mixgrad {
@@ -18,8 +19,8 @@ namespace {
 template <class Sum, class T>
 __global__ void gram_kernel(ChunkedRecurrence<T> r, Heads<const T> left, T scale, Heads<T> grams) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.longest)) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.longest);
+  const int row = block.next_tile(r.longest);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (row >= at.length || column > row) return;
@@ -40,7 +41,7 @@ __global__ void gram_kernel(ChunkedRecurrence<T> r, Heads<const T> left, T scale
 template <class Sum, class T>
 __global__ void channel_gram_kernel(ChunkedRecurrence<T> r, Heads<const T> left, T scale, Heads<T> grams) {
   BlockNumber block;
-  const int begin = block.next(tiles_of(r.longest, tile_group)) * tile_group;
+  const int begin = block.next_tile(r.longest, tile_group);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (begin >= at.length) return;
@@ -48,7 +49,7 @@ __global__ void channel_gram_kernel(ChunkedRecurrence<T> r, Heads<const T> left,
   const auto x = at.key_rows(left);
   const auto k = at.k();
   const auto gram = at.rows(grams);
-  for (int column = 0; column < begin; column += 64) {
+  for (int column = 0; column < begin; column += tile_size) {
     Tile<T, 1, 4, Sum> tile(begin, end, column, begin);
     tile.add_product(0, r.dk(), AlongDepth([&](int i, int m) { return x(i, m) * at.left(i, begin, m); }),
                      AlongDepth([&](int m, int j) { return k(j, m) * at.left(begin, j, m); }));
@@ -66,23 +67,23 @@ __global__ void channel_gram_kernel(ChunkedRecurrence<T> r, Heads<const T> left,
   }
 }
 
-/// dG_ij = factor dnum_i . u_j + dden_i for j <= i; with `strict` 0 for j = i.
+/// dG_ij = factor dnum_i . v_j + dden_i for j <= i; with `strict` 0 for j = i.
 template <class T>
 __global__ void gram_gradient_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, T factor, bool strict,
                                      Heads<T> dgrams) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.longest)) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.longest);
+  const int row = block.next_tile(r.longest);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (row >= at.length || column > row) return;
   const auto dnum = at.numerators(d);
   const auto dden = at.scalars(d.dden);
-  const auto u = at.written();
+  const auto v = at.written();
   const auto dgram = at.rows(dgrams);
   Tile<T> tile(row, at.length, column, at.length);
   tile.add_product(0, r.dv(), AlongDepth([&](int i, int e) { return dnum(i, e); }),
-                   AlongDepth([&](int e, int j) { return u(j, e); }));
+                   AlongDepth([&](int e, int j) { return v(j, e); }));
   tile.for_each([&](int i, int j, T sum) {
     if (j > i) return;
     const T of_denominator = dden.data == nullptr ? T(0) : dden(i);

@@ -1,42 +1,42 @@
 // The recurrence on a GPU: states. What each chunk adds to them, in parallel; then the states, one after the
-// other along each row.
+// other along each row. V stands for what the keys write, with the delta rule diag(beta) R.
 //
-//   kernel                a block owns            FLOPs, a chunk    bytes moved, in numbers, a chunk
-//   write_kernel          64 x 64 of one state    2 C dk dv         C (dk + dv) for each tile, dk dv once
-//   pass_kernel           256 numbers of all      2 dk dv           2 dk dv
+//   kernel          a block owns            FLOPs, a chunk of C tokens    bytes moved, in numbers
+//   write_kernel    64 x 64 of one state    2 C dk dv                     64 C each for K and V, 64 x 64
+//   written pass_kernel     256 numbers of all      2 dk dv                       2 dk dv
 //
-// with C the length of the chunk. The backward kernels do the same. Shared memory: the slabs of tile
-// products.
+// The backward kernels do the same, and those of normalisers do it for one column. Shared memory: the slabs
+// of tile products.
 #include "cuda/kernels/recurrence.cuh"
 
 namespace mixgrad {
 
 namespace {
 
-/// What a chunk adds to the state after it, (K e^{b_C - b})^T U, U being what the keys write.
+/// What a chunk adds to the state after it, (K e^{b_C - b})^T V.
 template <class T>
 __global__ void write_kernel(ChunkedRecurrence<T> r, StateRows<T> after) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv())) * 64;
-  const int row = block.next(tiles_of(r.dk())) * 64;
+  const int column = block.next_tile(r.dv());
+  const int row = block.next_tile(r.dk());
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   T* state = at.after(after);
   if (state == nullptr) return;
   const auto k = at.k();
-  const auto u = at.written();
+  const auto v = at.written();
   Tile<T> tile(row, r.dk(), column, r.dv());
   tile.add_product(0, at.length, AcrossDepth([&](int m, int j) { return k(j, m) * at.until_end(j, m); }),
-                   AcrossDepth([&](int j, int e) { return u(j, e); }));
+                   AcrossDepth([&](int j, int e) { return v(j, e); }));
   tile.for_each([&](int m, int e, T sum) { state[int64_t{m} * r.dv() + e] = sum; });
 }
 
-/// What its reads add to the gradient of the state before it, (scale Q e^b)^T dnum.
+/// What its reads add to the gradient of the state before it, (scale Q e^b)^T dnum, where o = num / den.
 template <class T>
 __global__ void write_backward_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, StateRows<T> dbefore) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv())) * 64;
-  const int row = block.next(tiles_of(r.dk())) * 64;
+  const int column = block.next_tile(r.dv());
+  const int row = block.next_tile(r.dk());
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   T* dstate = at.before(dbefore);

@@ -1,42 +1,41 @@
 // The recurrence on a GPU: what is computed for each token once the states are known.
 //
-//   kernel                   a block owns, of a chunk            FLOPs, a chunk of C tokens and, for
-//                                                                key_kernel, one head
-//   read_kernel              64 tokens x 64 columns of o         C (C + 2 dk) dv
-//   value_kernel             64 tokens x 64 columns of dv        C (C + 2 dk) dv
-//   query_kernel             64 tokens x 64 columns of dq, all   C (C + 2 dv) dk
+//   kernel                   a block owns, of a chunk               FLOPs, a chunk of C tokens and a head
+//   read_kernel              64 tokens x 64 columns of o            C (C + 2 dk) dv
+//   value_kernel             64 tokens x 64 columns of dv           C (C + 2 dk) dv
+//   query_kernel             64 tokens x 64 columns of dq, for all  C (C + 2 dv) dk
 //                            heads of a key head
-//   key_kernel               the same of dk                      C (C + 2 dv) dk; with the delta rule
-//                                                                C (3 C + 4 dv) dk
-//   denominators_kernel      a token a warp                      C (C / 2 + 2 dk)
-//   ratio_kernel             a token and head a warp             2 dv each
+//   key_kernel               the same of dk                         C (C + 2 dv) dk
+//   correcting_key_kernel    the same                               C (2 C + 2 dv) dk
+//   denominators_kernel      8 tokens, one a warp                   C (C / 2 + 2 dk)
+//   ratio_kernel             8 tokens, one a warp                   2 C dv
 //
-// Bytes moved: a block reads its rows of matrices of pairs, and the rows of the chunk, or of the state, that
-// they are multiplied by, from the L2 cache; it writes its tile once. Shared memory: the slabs of tile
-// products.
+// Bytes moved: a block reads its rows of pairs of tokens and of the operand on the left, and all rows of the
+// chunk, or the state, on the right, from the L2 cache; it writes its tile once. Shared memory: the slabs of
+// tile products. V stands for what the keys write, with the delta rule diag(beta) R.
 #include "cuda/kernels/recurrence.cuh"
 
 namespace mixgrad {
 
 namespace {
 
-/// O = A U + scale (Q e^b) S, divided by the denominators where there are some.
+/// O = A V + scale (Q e^b) S, divided by the denominators where there are some.
 template <class T>
 __global__ void read_kernel(ChunkedRecurrence<T> r, Heads<T> grams, StateRows<const T> before,
                             const T* denominators, Heads<T> o_heads) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv())) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.dv());
+  const int row = block.next_tile(r.longest);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (row >= at.length) return;
   Tile<T> tile(row, at.length, column, r.dv());
   if (grams.data != nullptr) {
     const auto A = at.rows(grams);
-    const auto u = at.written();
+    const auto v = at.written();
     tile.template add_product<Triangle::lower>(
-        0, min(at.length, row + 64), AlongDepth([&](int i, int j) { return j <= i ? A(i, j) : T(0); }),
-        AcrossDepth([&](int j, int e) { return u(j, e); }));
+        0, min(at.length, row + tile_size), AlongDepth([&](int i, int j) { return j <= i ? A(i, j) : T(0); }),
+        AcrossDepth([&](int j, int e) { return v(j, e); }));
   }
   if (const T* state = at.before(before)) {
     const auto q = at.q();
@@ -55,8 +54,8 @@ template <class T>
 __global__ void value_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads<T> grams,
                              StateRows<const T> dafter, Heads<T> dv_heads) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dv())) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.dv());
+  const int row = block.next_tile(r.longest);
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (row >= at.length) return;
@@ -82,7 +81,7 @@ template <class T>
 __global__ void denominators_kernel(ChunkedRecurrence<T> r, Heads<T> grams, StateRows<const T> before,
                                     T* denominators) {
   BlockNumber block;
-  const int i = block.next(tiles_of(r.longest, 8)) * 8 + threadIdx.x / 32;
+  const int i = block.next_tile(r.longest, 8) + threadIdx.x / 32;
   const int head = block.next(r.s.heads);
   const ChunkHead<T> at(r, block.rest, head);
   if (i >= at.length) return;
@@ -117,12 +116,15 @@ __global__ void ratio_kernel(RecurrenceShape s, Heads<const T> o, Heads<const T>
   dden[row] = -inverse[row] * dot;
 }
 
-/// One matrix of pairs G with its operands, G_ij = factor x_i . y_j e^{b_i - b_j}, and its gradient.
+/// The operands of a matrix of pairs, G_ij = factor x_i . y_j e^{b_i - b_j}, and its gradient.
 template <class T>
 struct Pairs {
   ChunkRows<T> dG;
   T factor;
   ChunkRows<const T> x, y;
+
+  /// That of x_i . y_j e^{b_i - b_j}.
+  __device__ T gradient(int i, int j) const { return factor * dG(i, j); }
 };
 
 /// terms = value, or += value where there are some already.
@@ -131,45 +133,43 @@ __device__ void put(T& term, T value, bool add) {
   term = add ? term + value : value;
 }
 
-/// tile of dx_i += factor times the sum over j <= i of dG_ij e^{b_i - b_j} y_j. Where each channel has its
+/// tile of dx_i += the sum over j <= i of factor dG_ij e^{b_i - b_j} y_j. Where each channel has its
 /// gate, by blocks of 16 rows as in channel_gram_kernel, but without the pairs within a block.
 template <bool by_channel, class T>
 __device__ void add_row_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs, int row, int column,
                                   Tile<T>& tile, const ChunkRows<T>& terms, bool add_terms) {
-  const auto& [dG, factor, x, y] = pairs;
   if constexpr (!by_channel) {
-    tile.template add_product<Triangle::lower>(0, min(at.length, row + 64), AlongDepth([&](int i, int j) {
-                                                 return j <= i ? factor * dG(i, j) * at.left(i, j, 0) : T(0);
-                                               }),
-                                               AcrossDepth([&](int j, int m) { return y(j, m); }));
+    tile.template add_product<Triangle::lower>(
+        0, min(at.length, row + tile_size),
+        AlongDepth([&](int i, int j) { return j <= i ? pairs.gradient(i, j) * at.left(i, j, 0) : T(0); }),
+        AcrossDepth([&](int j, int m) { return pairs.y(j, m); }));
   } else {
 #pragma unroll 1
     for (int group = 0; group < 4; ++group) {
       const int begin = row + group * tile_group;
       if (begin >= at.length) break;
       Tile<T, 1> part(begin, at.length, column, at.r.dk());
-      part.add_product(0, begin, AlongDepth([&](int i, int j) { return factor * dG(i, j); }),
-                       AcrossDepth([&](int j, int m) { return at.left(begin, j, m) * y(j, m); }));
+      part.add_product(0, begin, AlongDepth([&](int i, int j) { return pairs.gradient(i, j); }),
+                       AcrossDepth([&](int j, int m) { return at.left(begin, j, m) * pairs.y(j, m); }));
       part.for_each([&](int i, int m, T& sum) {
         sum *= at.left(i, begin, m);
-        put(terms(i, m), x(i, m) * sum, add_terms);
+        put(terms(i, m), pairs.x(i, m) * sum, add_terms);
       });
       tile.add_to_group(group, part);
     }
   }
 }
 
-/// tile of dy_j += factor times the sum over i >= j of dG_ij e^{b_i - b_j} x_i. By blocks, it is
+/// tile of dy_j += the sum over i >= j of factor dG_ij e^{b_i - b_j} x_i. By blocks, it is
 /// e^{b_r - b_j} times a product with e^{b_i - b_r} x_i, with r the block's last row.
 template <bool by_channel, class T>
 __device__ void add_column_gradients(const ChunkHead<T>& at, const Pairs<T>& pairs, int row, int column,
                                      Tile<T>& tile, const ChunkRows<T>& terms, bool add_terms) {
-  const auto& [dG, factor, x, y] = pairs;
   if constexpr (!by_channel) {
-    tile.template add_product<Triangle::upper>(row, at.length, AcrossDepth([&](int j, int i) {
-                                                 return j <= i ? factor * dG(i, j) * at.left(i, j, 0) : T(0);
-                                               }),
-                                               AcrossDepth([&](int i, int m) { return x(i, m); }));
+    tile.template add_product<Triangle::upper>(
+        row, at.length,
+        AcrossDepth([&](int j, int i) { return j <= i ? pairs.gradient(i, j) * at.left(i, j, 0) : T(0); }),
+        AcrossDepth([&](int i, int m) { return pairs.x(i, m); }));
   } else {
 #pragma unroll 1
     for (int group = 0; group < 4; ++group) {
@@ -177,11 +177,11 @@ __device__ void add_column_gradients(const ChunkHead<T>& at, const Pairs<T>& pai
       if (begin >= at.length) break;
       const int end = min(begin + tile_group, at.length);
       Tile<T, 1> part(begin, end, column, at.r.dk());
-      part.add_product(end, at.length, AcrossDepth([&](int j, int i) { return factor * dG(i, j); }),
-                       AcrossDepth([&](int i, int m) { return at.left(i, end - 1, m) * x(i, m); }));
+      part.add_product(end, at.length, AcrossDepth([&](int j, int i) { return pairs.gradient(i, j); }),
+                       AcrossDepth([&](int i, int m) { return at.left(i, end - 1, m) * pairs.x(i, m); }));
       part.for_each([&](int j, int m, T& sum) {
         sum *= at.left(end - 1, j, m);
-        put(terms(j, m), y(j, m) * sum, add_terms);
+        put(terms(j, m), pairs.y(j, m) * sum, add_terms);
       });
       tile.add_to_group(group, part);
     }
@@ -204,7 +204,7 @@ __device__ void put_terms(Tile<T>& tile, const ChunkRows<const T>& x, int column
     tile.for_each([&](int i, int m, T value) { put(terms(i, m), x(i, m) * value, add); });
   } else {
     tile.sum_rows([&](int i, int m, T value) { return x(i, m) * value; },
-                  [&](int i, T total) { put(terms(i, column / 64), total, add); });
+                  [&](int i, T total) { put(terms(i, column / tile_size), total, add); });
   }
 }
 
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
     query_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads<T> dgrams, States<const T> before,
                  GateTerms<T> terms, Heads<T> dq) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dk())) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.dk());
+  const int row = block.next_tile(r.longest);
   const int key_head = block.next(r.s.key_heads);
   const Chunk& chunk = r.chunks[block.rest];
   if (row >= chunk.length) return;
@@ -243,14 +243,14 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
 }
 
 /// Keys write what tokens of the chunk read, and into the state after it:
-/// dK = (dA e^{b_i - b_j})^T Q + e^{b_C - b} (U dS'^T + dz').
+/// dK = (dA e^{b_i - b_j})^T Q + e^{b_C - b} (V dS'^T + dz').
 template <bool by_channel, class T>
 __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
     key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, States<const T> dafter, GateTerms<T> terms,
                Heads<T> dk) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dk())) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.dk());
+  const int row = block.next_tile(r.longest);
   const int key_head = block.next(r.s.key_heads);
   const Chunk& chunk = r.chunks[block.rest];
   if (row >= chunk.length) return;
@@ -276,14 +276,15 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
 }
 
 /// With the delta rule, keys also read what the state before the chunk and the chunk's other keys hold,
-/// R = V - (K e^b) S - N U: dK += (dN + dN^T, decayed) K - e^b (dV S^T).
+/// R = V - (K e^b) S - N diag(beta) R, dV the gradient of V itself: dK += (dN + dN^T, decayed) K - e^b (dV
+/// S^T).
 template <bool by_channel, class T>
 __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
     correcting_key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, Heads<T> dv, States<const T> before,
                           GateTerms<T> terms, Heads<T> dk) {
   BlockNumber block;
-  const int column = block.next(tiles_of(r.dk())) * 64;
-  const int row = block.next(tiles_of(r.longest)) * 64;
+  const int column = block.next_tile(r.dk());
+  const int row = block.next_tile(r.longest);
   const int key_head = block.next(r.s.key_heads);
   const Chunk& chunk = r.chunks[block.rest];
   if (row >= chunk.length) return;

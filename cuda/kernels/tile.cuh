@@ -12,8 +12,9 @@ namespace mixgrad {
 
 constexpr int tile_group = 16;  // rows or columns; a group of each has 256 elements, one a thread
 constexpr int tile_threads = tile_group * tile_group;
+constexpr int tile_size = 4 * tile_group;  // rows and columns of a tile, unless it says otherwise
 constexpr int slab_depth = 16;
-constexpr int slab_row = 64 + 1;  // an odd distance: writes down a column go to different banks
+constexpr int slab_row = tile_size + 1;  // an odd distance: writes down a column go to different banks
 
 /// An operand by its elements: (row, depth) on the left of a product, (depth, column) on the right. Elements
 /// next to each other in memory lie along the depth, or across it: so do the threads that load them.
@@ -40,9 +41,9 @@ __device__ T* tile_slabs() {
   return slabs.data();
 }
 
-/// A tile [16 thread_rows, 16 thread_columns] of a matrix; as much of it as lies inside the matrix is
-/// computed. Element (i, j) belongs to the thread (i % 16, j % 16). Sums are made in Sum. All threads of the
-/// block must take part.
+/// A tile [16 thread_rows, 16 thread_columns] of a matrix; only what lies inside the matrix is computed.
+/// Element (i, j) of it belongs to the thread 16 (i % 16) + j % 16. Sums are made in Sum. All threads of the
+/// block must call its functions together.
 template <class T, int thread_rows = 4, int thread_columns = 4, class Sum = T>
 class Tile {
  public:
@@ -53,10 +54,10 @@ class Tile {
   __device__ Tile(int row, int row_end, int column, int column_end)
       : row_(row), row_end_(row_end), column_(column), column_end_(column_end) {}
 
-  /// += left right, summed over [begin, end). Begins with a barrier, so that the operands may be what the
-  /// block has just written. With a triangle, no element of `right` enters a sum with zeros alone of its slab
-  /// and 16 rows: that saves three eighths of a product of 64, and keeps a NaN from rows before it. begin
-  /// must then be a multiple of 16, and row for an upper one.
+  /// += left right, summed over [begin, end). Unless that is empty, it starts with a barrier, so that the
+  /// operands may be what the block has just written. With a triangle, the zeros of `left` are left out by 16
+  /// rows and 16 of the depth: that saves three eighths of a product of 64, and a NaN in `right` stays away
+  /// from rows further off. begin must then be a multiple of 16, and for an upper triangle the tile's row.
   template <Triangle triangle = Triangle::none, class Left, class Right>
   __device__ void add_product(int begin, int end, const Left& left, const Right& right) {
     T* const a = tile_slabs<T>();
