@@ -90,6 +90,17 @@ void add_matmul(Tensor& c, double factor, const Factor& a, const Factor& b) {
   multiply_into(c, factor, a, b, 1);
 }
 
+Tensor rows(const Tensor& x, int64_t start, int64_t count) { return x.narrow(2, start, count).contiguous(); }
+
+Tensor stacked(const Tensor& a, const Tensor& b) {
+  Shape shape = a.shape();
+  shape[2] += b.shape()[2];
+  Tensor c = Tensor::empty(shape, a.dtype(), a.device());
+  c.narrow(2, 0, a.shape()[2]).copy_from(a);
+  c.narrow(2, a.shape()[2], b.shape()[2]).copy_from(b);
+  return c;
+}
+
 Tensor sum_of_columns(const Tensor& x) {
   return matmul(x, Tensor::full({x.shape()[-1], 1}, 1, x.dtype(), x.device()));
 }
@@ -98,10 +109,13 @@ Tensor sum_of_rows(const Tensor& x) {
   return matmul(Tensor::full({1, x.shape()[-2]}, 1, x.dtype(), x.device()), x);
 }
 
-Tensor lower_triangle(int64_t n, const Tensor& like) {
-  std::vector<double> ones(n * n, 0);
-  for (int64_t i = 0; i < n; ++i) std::fill_n(ones.begin() + i * n, i + 1, 1);
-  return Tensor::from(ones, {n, n}).to(like.dtype()).to(like.device());
+Tensor triangle(int64_t n, double below, double on, double above, const Tensor& like) {
+  std::vector<double> values(n * n, above);
+  for (int64_t i = 0; i < n; ++i) {
+    std::fill_n(values.begin() + i * n, i, below);
+    values[i * n + i] = on;
+  }
+  return Tensor::from(values, {n, n}).to(like.dtype()).to(like.device());
 }
 
 }  // namespace mixgrad

@@ -54,10 +54,15 @@ Tensor matmul(const Factor& a, const Factor& b);
 /// c += factor a b, with c [B, H, ...].
 void add_matmul(Tensor& c, double factor, const Factor& a, const Factor& b);
 
+/// Rows start to start + count of x [B, H, rows, columns], and the rows of a followed by those of b.
+Tensor rows(const Tensor& x, int64_t start, int64_t count);
+Tensor stacked(const Tensor& a, const Tensor& b);
 /// Sums over the columns, [B, H, rows, 1], and over the rows, [B, H, 1, columns], of x [B, H, rows, columns].
 Tensor sum_of_columns(const Tensor& x);
 Tensor sum_of_rows(const Tensor& x);
+/// [n, n]: one value below the diagonal, one on it and one above it.
+Tensor triangle(int64_t n, double below, double on, double above, const Tensor& like);
 /// [n, n]: 1 on and below the diagonal, 0 above.
-Tensor lower_triangle(int64_t n, const Tensor& like);
+inline Tensor lower_triangle(int64_t n, const Tensor& like) { return triangle(n, 1, 1, 0, like); }
 
 }  // namespace mixgrad

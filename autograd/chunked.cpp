@@ -1,5 +1,6 @@
 #include "autograd/chunked.h"
 
+#include "autograd/ops/elementwise.h"
 #include "tensor/kernels/copy.h"
 
 namespace mixgrad {
@@ -38,6 +39,12 @@ void put_tokens(const Tensor& by_head, int64_t start, Tensor& x) {
   StridedCopy from_heads = layouts(tokens, by_head.shape()[2]);
   std::swap(from_heads.to_strides, from_heads.from_strides);
   copy(x, from_heads, by_head.raw_data(), tokens.raw_data());
+}
+
+Variable repeated(const Variable& state, int64_t batch) {
+  Shape shape{batch};
+  for (int axis = 0; axis < state.shape().rank(); ++axis) shape.push_back(state.shape()[axis]);
+  return add(Variable(Tensor::zeros(shape, state.dtype(), state.value().device())), state);
 }
 
 }  // namespace mixgrad

@@ -1,6 +1,7 @@
 // The ops of the golden vectors by our functions.
 #include <map>
 
+#include "autograd/chunked.h"
 #include "autograd/ops/attention.h"
 #include "autograd/ops/conv.h"
 #include "autograd/ops/decay_gate.h"
@@ -21,6 +22,7 @@
 #include "autograd/ops/softmax.h"
 #include "autograd/ops/ssd.h"
 #include "autograd/ops/ttt_linear.h"
+#include "autograd/ops/ttt_mlp.h"
 #include "autograd/tape.h"
 #include "models/language_model.h"
 #include "nn/optimizer.h"
@@ -151,8 +153,7 @@ void run_gated(GoldenCase& golden) {
 }
 
 void run_performer_features(GoldenCase& golden) {
-  golden.output("phi",
-                performer_features(golden.input("x"), golden.input("W"), golden.number("feat_eps")));
+  golden.output("phi", performer_features(golden.input("x"), golden.input("W"), golden.number("feat_eps")));
 }
 
 void run_performer(GoldenCase& golden) {
@@ -233,12 +234,9 @@ void run_mesanet(GoldenCase& golden) {
   golden.output("b", got.value_state);
 }
 
-/// x, repeated for each sequence of a batch where it has no axis for them.
-Variable with_batch(const Variable& x, int64_t batch, int rank) {
-  if (x.shape().rank() == rank) return x;
-  Shape shape{batch};
-  for (int axis = 0; axis < x.shape().rank(); ++axis) shape.push_back(x.shape()[axis]);
-  return add(Variable(Tensor::zeros(shape, x.dtype(), x.value().device())), x);
+/// Of given rank, and so of each sequence, or else the same one for all.
+Variable initial_state(const Variable& given, int64_t batch, int rank) {
+  return given.shape().rank() == rank ? given : repeated(given, batch);
 }
 
 /// o = q + norm(z) (.) gamma + beta, of what test-time training gives for the queries.
@@ -252,11 +250,27 @@ void run_ttt_linear(GoldenCase& golden) {
   const int64_t batch = q.shape()[0];
   const TttLinear got = ttt_linear(
       q, golden.input("k"), golden.input("v"), golden.input("lr"), gamma, beta, golden.input("row"),
-      with_batch(golden.input("w0"), batch, 4), with_batch(golden.input("b0"), batch, 3),
+      initial_state(golden.input("w0"), batch, 4), initial_state(golden.input("b0"), batch, 3),
       {.mini_batch = static_cast<int64_t>(golden.number("mini_batch")), .eps = golden.number("eps")});
   golden.output("o", normed_read(golden, q, got.output, gamma, beta));
   golden.output("w", got.weight);
   golden.output("b", got.bias);
+}
+
+void run_ttt_mlp(GoldenCase& golden) {
+  const Variable q = golden.input("q"), gamma = golden.input("gamma"), beta = golden.input("beta");
+  const int64_t batch = q.shape()[0];
+  const TttNetwork network{
+      initial_state(golden.input("w1"), batch, 4), initial_state(golden.input("b1"), batch, 3),
+      initial_state(golden.input("w2"), batch, 4), initial_state(golden.input("b2"), batch, 3)};
+  const TttMlp got = ttt_mlp(
+      q, golden.input("k"), golden.input("v"), golden.input("lr"), gamma, beta, golden.input("row"), network,
+      {.mini_batch = static_cast<int64_t>(golden.number("mini_batch")), .eps = golden.number("eps")});
+  golden.output("o", normed_read(golden, q, got.output, gamma, beta));
+  golden.output("w1", got.network.weight1);
+  golden.output("b1", got.network.bias1);
+  golden.output("w2", got.network.weight2);
+  golden.output("b2", got.network.bias2);
 }
 
 /// Entry t along the first axis, as a view.
@@ -482,6 +496,7 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"longhorn", run_longhorn},
       {"mesanet", run_mesanet},
       {"ttt_linear", run_ttt_linear},
+      {"ttt_mlp", run_ttt_mlp},
       {"adamw", run_adamw},
       {"clip_grad_norm", run_clip_grad_norm},
       {"cosine_schedule", run_cosine_schedule},

@@ -77,6 +77,14 @@ TttLinear ttt_linear(const Variable& q, const Variable& k, const Variable& v, co
   return {.output = outputs[0], .weight = outputs[1], .bias = reshape(outputs[2], bias.shape())};
 }
 
+Tensor ttt_linear_read_on(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rate,
+                          const Tensor& gamma, const Tensor& beta, const Tensor& row,
+                          const TttOptions& options, int64_t position, Tensors& memory) {
+  const Shape by_head{gamma.shape()[0], 1, gamma.shape()[1]};
+  return read_on(TttLinearCore{options.eps}, options.mini_batch,
+                 {q, k, v, rate, gamma.reshape(by_head), beta.reshape(by_head), row}, position, memory);
+}
+
 std::vector<GradCase> ttt_linear_cases(CaseInputs& inputs) {
   const auto make = [&](std::string name, int64_t length, int64_t mini_batch) {
     GradCase result{"ttt_linear, " + std::move(name),

@@ -38,6 +38,13 @@ TttLinear ttt_linear(const Variable& q, const Variable& k, const Variable& v, co
                      const Variable& gamma, const Variable& beta, const Variable& row, const Variable& weight,
                      const Variable& bias, const TttOptions& options = {});
 
+/// The same without gradients and piece by piece: the output for tokens that follow on `position` others.
+/// memory is what is known of these, {W [B, H, d, d], b [B, H, 1, d], k, v [B, M, H, d], rate [B, M, H]}: the
+/// weights before the mini-batch that is being read, and its tokens so far.
+Tensor ttt_linear_read_on(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rate,
+                          const Tensor& gamma, const Tensor& beta, const Tensor& row,
+                          const TttOptions& options, int64_t position, Tensors& memory);
+
 std::vector<GradCase> ttt_linear_cases(CaseInputs& inputs);
 
 }  // namespace mixgrad

@@ -107,7 +107,25 @@ struct GeluTanh {
   }
 };
 
-/// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
+/// GeluTanh's derivative, for what has it in a forward pass.
+struct GeluTanhSlope {
+  static constexpr std::string_view name = "gelu_tanh_slope";
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return GeluTanh::slope(x);
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    const T y = limited(x, T(-24), T(24));  // beyond, the sigmoid's slope is 0 in any type
+    const T square = y * y;
+    const T u = T(GeluTanh::sqrt_2_over_pi) * y * (1 + T(GeluTanh::cubic) * square);
+    const T du = T(GeluTanh::sqrt_2_over_pi) * (1 + 3 * T(GeluTanh::cubic) * square);
+    const T y_ddu = T(GeluTanh::sqrt_2_over_pi) * 6 * T(GeluTanh::cubic) * square;
+    const T s = sigmoid(2 * u), rest = sigmoid(-2 * u);
+    return s * rest * (4 * du + 2 * y_ddu + 4 * y * du * du * (rest - s));
+  }
+};
+
 struct Exp {
   static constexpr std::string_view name = "exp";
   template <class T>
@@ -120,6 +138,7 @@ struct Exp {
   }
 };
 
+/// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
 struct EluPlusOne {
   static constexpr std::string_view name = "elu_plus_one";
   template <class T>

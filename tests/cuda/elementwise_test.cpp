@@ -38,6 +38,7 @@ TEST_CASE_TEMPLATE("cuda/elementwise: functions of one operand", T, float, doubl
   check_unary<Silu, T>();
   check_unary<GeluErf, T>();
   check_unary<GeluTanh, T>();
+  check_unary<GeluTanhSlope, T>();
   check_unary<Exp, T>();
   check_unary<EluPlusOne, T>();
   check_ran("map_kernel");

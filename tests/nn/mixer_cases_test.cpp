@@ -12,9 +12,9 @@ TEST_CASE("mixers: gradients of every mixer agree with numeric ones") {
   for (const GradCaseGroup& group : groups) {
     REQUIRE(!group.cases.empty());
     for (const GradCase& grad_case : group.cases) {
+      const GradChecker checker(grad_case.name, grad_case, 1);
       for (const DType dtype : {DType::float64, DType::float32}) {
-        const GradCheckResult result =
-            check_gradients(grad_case.name, grad_case, {.device = {}, .dtype = dtype});
+        const GradCheckResult result = checker.check(dtype);
         INFO(grad_case.name, " in ", name(dtype), ": error ", result.error, "; ",
              join(result.failures, "; "));
         CHECK(result.failures.empty());

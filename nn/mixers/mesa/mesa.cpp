@@ -122,9 +122,7 @@ MixerKind mesa_mixer() {
                   {"ridge", 0.25, 1e-3, 0.999, false,
                    "the least that a direction of the keys is held back by; it starts at 1 and is learned"}},
       .check_options = "key_dim=3,value_dim=5",
-      .make = [](const MixerConfig& config, Initialiser& initialiser) -> std::unique_ptr<Mixer> {
-        return std::make_unique<MesaMixer>(config, initialiser);
-      }};
+      .make = construct<MesaMixer>};
 }
 
 }  // namespace mixgrad
