@@ -1,4 +1,14 @@
-// The recurrence on a GPU: the phases in their order.
+// The recurrence on a GPU: the phases in their order. Products of tokens, states and pairs of tokens are
+// tiles, each the work of one block, so that every size is allowed and the shared memory of a block is the
+// same for all, see tile.cuh. The matrices of pairs of tokens of a chunk, [C, C], are in global memory, where
+// a phase leaves them for the next; for the chunks of 64 tokens that mixers use, they are as large as heads
+// 64 wide.
+//
+// Scratch memory, in numbers for each token and head, C being the longest chunk:
+//   forward     C; with the delta rule dk more
+//   backward    2 C + dk dv / C; with the delta rule 2 C + dk + dv more; with a gate dk / 32, or, if each
+//               channel has its own, 4.1 dk
+// and for each log decay a double, in both.
 #include "tensor/kernels/recurrence.h"
 
 #include "cuda/kernels/map.cuh"
@@ -35,7 +45,8 @@ class DeviceRecurrence {
  private:
   template <class U>
   static void upload(const Cuda& device, const std::vector<U>& values, U* to) {
-    copy_bytes(device, to, Device{}, values.data(), static_cast<int64_t>(values.size() * sizeof(U)));
+    if (values.empty() || measuring()) return;
+    cuda::copy_to_device(device, to, values.data(), static_cast<int64_t>(values.size() * sizeof(U)));
   }
 
   Scratch<Chunk> chunks_;
