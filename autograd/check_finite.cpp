@@ -1,5 +1,6 @@
 #include "autograd/check_finite.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/dispatch.h"
@@ -16,12 +17,14 @@ void enter(const std::string& name) { place += (place.empty() ? "" : ".") + name
 
 }  // namespace
 
-bool is_finite(const Tensor& tensor) {
+int64_t count_not_finite(const Tensor& tensor) {
   bool finite = false;
   dispatch(tensor, [&](auto device, auto type) {
     finite = std::isfinite(sum_of_squares(device, tensor.elements(), tensor.data<decltype(type)>()));
   });
-  return finite;
+  if (finite) return 0;
+  const std::vector<double> values = tensor.to_vector();  // squares of large doubles overflow
+  return std::count_if(values.begin(), values.end(), [](double value) { return !std::isfinite(value); });
 }
 
 FiniteCheck::FiniteCheck(std::string when) {
@@ -47,10 +50,8 @@ void require_finite(const Tensor& tensor, const std::string& where, std::string_
   const bool floating =
       tensor.defined() && (tensor.dtype() == DType::float32 || tensor.dtype() == DType::float64);
   if (!floating) return;
-  const Tensor values = tensor.contiguous();
-  if (is_finite(values)) return;
-  int64_t bad = 0;
-  for (const double value : values.to_vector()) bad += !std::isfinite(value);
+  const int64_t bad = count_not_finite(tensor.contiguous());
+  if (bad == 0) return;
   throw Error(str("[check-finite] ", current_check, ", ", where.empty() ? "outside the blocks" : where, ", ",
                   op, ": ", what, " has ", bad, " of ", tensor.elements(), " values that are not finite"));
 }

@@ -10,8 +10,8 @@
 
 namespace mixgrad {
 
-/// Whether no element is NaN or infinite, as far as the sum of their squares in double shows. Floating types.
-bool is_finite(const Tensor& tensor);
+/// How many elements are NaN or infinite. Of a floating type, contiguous.
+int64_t count_not_finite(const Tensor& tensor);
 
 /// While one lives, apply() and backward() throw Error at the first output or gradient that is not finite,
 /// naming `when`, the place in the model and the op. One at a time, for all threads.

@@ -304,8 +304,8 @@ void Trainer::make_up_evaluation() {
 void Trainer::save() {
   if (saved_step_ == step_) return;
   for (const Parameter& parameter : parameters_) {
-    check(is_finite(parameter.variable->value()), "[train] step ", step_, ": parameter ", parameter.name,
-          " is no longer finite; stopped, ", saved_checkpoint_text());
+    check(count_not_finite(parameter.variable->value()) == 0, "[train] step ", step_, ": parameter ",
+          parameter.name, " is no longer finite; stopped, ", saved_checkpoint_text());
   }
   save_checkpoint(options_.out, {.step = step_,
                                  .model = named_values(*model_),
