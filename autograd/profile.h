@@ -9,6 +9,8 @@
 #include <functional>
 #include <string_view>
 
+#include "tensor/device.h"
+
 namespace mixgrad {
 
 /// The part of a training step that a piece of work belongs to: before and after the two passes is `update`.
@@ -18,8 +20,8 @@ enum class Phase { forward, backward, update };
 /// not overlap: what is timed within another piece belongs to the outer one alone. Empty: nobody watches.
 using SpanObserver = std::function<void(std::string_view name, Phase phase, double seconds)>;
 /// Not while a piece of work is being timed. One observer for all threads; the calls come from the thread
-/// that does the work.
-void set_span_observer(SpanObserver observer);
+/// that does the work. Before and after each piece the device is waited for, so that it gets its own time.
+void set_span_observer(SpanObserver observer, Device device = {});
 
 /// A piece of work, from construction to the end of the scope. The name must outlive it.
 class Span {

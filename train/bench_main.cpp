@@ -31,15 +31,22 @@ Findings measure_peak_rates(const Measuring& measuring) {
   const auto add = [&](std::string name, double rate, const char* unit) {
     if (measuring.wanted(name)) findings.derived.push_back({std::move(name), rate / 1e9, unit});
   };
-  const int threads = thread_count();
-  for (const int count : {1, threads}) {
-    const Peaks peaks = measure_peaks(count, measuring.seconds);
-    const std::string with = str(", ", count, count == 1 ? " thread" : " threads");
-    add("fp32 multiply-adds" + with, peaks.flops_s, "GFLOP/s");
+  const auto add_all = [&](const Peaks& peaks, const std::string& arithmetic, const std::string& with) {
+    add(arithmetic + with, peaks.flops_s, "GFLOP/s");
     for (const MemoryLevel& level : peaks.levels) {
       add(level.name + ", read" + with, level.read_bytes_s, "GB/s");
       add(level.name + ", copy" + with, level.copy_bytes_s, "GB/s");
     }
+  };
+  if (measuring.device != Device{}) {
+    const Peaks peaks = measure_device_peaks(measuring.device, measuring.seconds);
+    add_all(peaks, peaks.arithmetic, "");
+    return findings;
+  }
+  const int threads = thread_count();
+  for (const int count : {1, threads}) {
+    add_all(measure_peaks(count, measuring.seconds), "fp32 multiply-adds",
+            str(", ", count, count == 1 ? " thread" : " threads"));
     if (threads == 1) break;
   }
   return findings;
@@ -113,16 +120,17 @@ void print_help(const Commands& commands) {
 /// Measures the commands' sets and shows each when it is done.
 void run_commands(const std::vector<Command>& commands, const BenchOptions& options) {
   const int threads = thread_count();
-  std::cout << machine_text(threads) << std::flush;
+  const Device device = parse_device(options.device);
+  std::cout << machine_text(threads, device) << std::flush;
   nlohmann::ordered_json sets = nlohmann::ordered_json::array();
   for (const Command& command : commands) {
     const SetResult result = run_set({command.name, command.measure}, options,
-                                     instruments(threads, std::min(0.1, options.seconds)));
+                                     instruments(threads, std::min(0.1, options.seconds), device));
     print_set(std::cout, result);
     sets.push_back(to_json(result));
   }
   if (options.json.empty()) return;
-  const nlohmann::ordered_json all = {{"machine", machine_json(threads)}, {"sets", sets}};
+  const nlohmann::ordered_json all = {{"machine", machine_json(threads, device)}, {"sets", sets}};
   write_file_atomically(options.json, all.dump(2) + "\n");
 }
 
@@ -146,7 +154,7 @@ int bench(int argc, char** argv) {
   options.validate();
   for (const Command& command : chosen) command.validate();
   if (options.threads > 0) set_thread_count(static_cast<int>(options.threads));
-  set_matrix_precision(parse_precision(options.precision));
+  set_matrix_precision(parse_precision(options.precision), parse_device(options.device));
   run_commands(chosen, options);
   return 0;
 }

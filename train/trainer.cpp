@@ -98,7 +98,7 @@ Trainer::Trainer(const TrainOptions& options)
       planned_(options.minutes == 0),
       progress_(options.log_every) {
   if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
-  set_matrix_precision(parse_precision(options_.precision));
+  set_matrix_precision(parse_precision(options_.precision), device_);
   check_memory("at least", least_training_bytes(config_, options_.batch), device_);
   memory_bytes_ = measure_training_bytes(config_, batches(), options_.resume, device_);
   check_memory("about", static_cast<double>(memory_bytes_), device_);

@@ -21,6 +21,12 @@ namespace {
 
 const Measuring briefly{0, [](const std::string&) { return true; }};
 
+Measuring briefly_on(Device device) {
+  Measuring measuring = briefly;
+  measuring.device = device;
+  return measuring;
+}
+
 Peaks peaks_of(double flops_s, double copy_bytes_s) {
   return {1, flops_s, {{"L2", 1000, 0, 10 * copy_bytes_s}, {"memory", 1000000, 0, copy_bytes_s}}};
 }
@@ -91,9 +97,9 @@ class Script {
 
 Outcome bench(const std::vector<std::string>& arguments) { return run("bench", arguments); }
 
-const std::vector<std::string> small_step = {"step",        "--layers=1",  "--width=16",
-                                             "--heads=2",   "--context=8", "--batch=2",
-                                             "--threads=1", "--seconds=0", "--attempts=1"};
+const std::vector<std::string> small_step = {"step",        "--layers=1",  "--width=16",   "--heads=2",
+                                             "--context=8", "--batch=2",   "--device=cpu", "--threads=1",
+                                             "--seconds=0", "--attempts=1"};
 
 }  // namespace
 
@@ -159,29 +165,33 @@ TEST_CASE("train/bench step: the figures of a small model") {
   options.model = {.vocabulary = 11, .layers = 2, .heads = 2, .width = 16, .context = 8, .pattern = "sdpa"};
   options.batch = 2;
   options.accumulate = 2;
-  const Findings findings = measure_step(options, briefly);
-  check_times(findings.figures);
-  const std::set<std::string> names = names_of(findings.figures);
-  for (const char* name : {"step", "sum of parts", "linear, forward", "linear, backward",
-                           "attention, forward", "adamw, update", "gradient norm, update", "batch, update"}) {
-    CHECK_MESSAGE(names.contains(name), name);
+  for (const Device device : available_devices()) {
+    CAPTURE(device);
+    const Findings findings = measure_step(options, briefly_on(device));
+    check_times(findings.figures);
+    const std::set<std::string> names = names_of(findings.figures);
+    for (const char* name :
+         {"step", "sum of parts", "linear, forward", "linear, backward", "attention, forward",
+          "adamw, update", "gradient norm, update", "batch, update"}) {
+      CHECK_MESSAGE(names.contains(name), name);
+    }
+    const Figure& step = findings.figures[0];
+    CHECK(step.tokens == 32);
+    CHECK(step.peak_bytes > 0);
+    // Of a token: four projections and two MLP matrices a layer, the head; attention to itself and those
+    // before.
+    const double matrices = 2 * (2 * (4 * 16 * 16 + 2 * 16 * 64) + 11 * 16), attention = 2 * 4 * 16 * 4.5;
+    CHECK(step.flops == doctest::Approx(3 * 32 * (matrices + attention)));
+    double sum = 0;
+    for (size_t i = 2; i < findings.figures.size(); ++i) sum += findings.figures[i].seconds[0];
+    CHECK(sum == doctest::Approx(findings.figures[1].seconds[0]));
+    const auto share =
+        std::find_if(findings.derived.begin(), findings.derived.end(),
+                     [](const Derived& each) { return each.name == "the same within each watched step"; });
+    REQUIRE(share != findings.derived.end());
+    CHECK(share->value > 0.2);  // a model this small spends much between its ops; 0.995 in a real one
+    CHECK(share->value <= 1);
   }
-  const Figure& step = findings.figures[0];
-  CHECK(step.tokens == 32);
-  CHECK(step.peak_bytes > 0);
-  // Of a token: four projections and two MLP matrices a layer, the head; attention to itself and those
-  // before.
-  const double matrices = 2 * (2 * (4 * 16 * 16 + 2 * 16 * 64) + 11 * 16), attention = 2 * 4 * 16 * 4.5;
-  CHECK(step.flops == doctest::Approx(3 * 32 * (matrices + attention)));
-  double sum = 0;
-  for (size_t i = 2; i < findings.figures.size(); ++i) sum += findings.figures[i].seconds[0];
-  CHECK(sum == doctest::Approx(findings.figures[1].seconds[0]));
-  const auto share = std::find_if(findings.derived.begin(), findings.derived.end(), [](const Derived& each) {
-    return each.name == "the same within each watched step";
-  });
-  REQUIRE(share != findings.derived.end());
-  CHECK(share->value > 0.2);  // a model this small spends much between its ops; 0.995 in a real one
-  CHECK(share->value <= 1);
 }
 
 TEST_CASE("train/bench conditions: an undisturbed set is taken as it is") {
@@ -312,12 +322,15 @@ TEST_CASE("train/bench kernels: every family has a case") {
 TEST_CASE("train/bench kernels: each case has its figures forward and backward") {
   const KernelsOptions options{
       .batch = 2, .context = 5, .width = 8, .heads = 2, .components = 3, .routing = 2, .vocabulary = 7};
-  const Findings findings = measure_kernels(options, briefly);
-  check_times(findings.figures);
-  const std::vector<std::string> cases = kernel_names();
-  CHECK(std::set<std::string>(cases.begin(), cases.end()).size() == cases.size());
-  CHECK(findings.figures.size() == 2 * (cases.size() - 2) + 2);  // two of the optimiser have one pass
-  for (const Figure& figure : findings.figures) CHECK_MESSAGE(figure.bytes > 0, figure.name);
+  for (const Device device : available_devices()) {
+    CAPTURE(device);
+    const Findings findings = measure_kernels(options, briefly_on(device));
+    check_times(findings.figures);
+    const std::vector<std::string> cases = kernel_names();
+    CHECK(std::set<std::string>(cases.begin(), cases.end()).size() == cases.size());
+    CHECK(findings.figures.size() == 2 * (cases.size() - 3) + 3);  // copies and the optimiser have one pass
+    for (const Figure& figure : findings.figures) CHECK_MESSAGE(figure.bytes > 0, figure.name);
+  }
 }
 
 TEST_CASE("train/bench mixers: every mixer and core appears with its slope") {
@@ -374,7 +387,7 @@ TEST_CASE("train/bench program: json holds machine and figures and the compariso
   CHECK(json.at("machine").at("threads") == 1);
   const nlohmann::json& set = json.at("sets").at(0);
   CHECK(set.at("name") == "step");
-  CHECK(set.at("peaks_before").at("fp32_flops_s").get<double>() > 0);
+  CHECK(set.at("peaks_before").at("flops_s").get<double>() > 0);
   CHECK(set.at("figures").at(0).at("share_of_peak").get<double>() > 0);
   CHECK(set.at("figures").size() == 4);  // step, sum, mlp forward and backward
   CHECK(set.at("against").at(0).at("ratio").at("median").get<double>() > 0);
@@ -382,7 +395,8 @@ TEST_CASE("train/bench program: json holds machine and figures and the compariso
 }
 
 TEST_CASE("train/bench program: the peaks of one thread") {
-  const Outcome outcome = bench({"peaks", "--threads", "1", "--seconds", "0", "--attempts", "1"});
+  const Outcome outcome =
+      bench({"peaks", "--device", "cpu", "--threads", "1", "--seconds", "0", "--attempts", "1"});
   CHECK(outcome.code == 0);
   CHECK(contains(outcome.out, "fp32 multiply-adds, 1 thread: "));
   CHECK(contains(outcome.out, "memory, copy, 1 thread: "));
@@ -402,6 +416,7 @@ TEST_CASE("train/bench program: what can't be done is one line and exit code 2")
       {{"peaks", "--json", "/dev/full"}, "'/dev/full' is there and no regular file"},
       {{"peaks", "--json", "no/such/folder/out.json"}, "there is no folder 'no/such/folder'"},
       {{"peaks", "--threads", "-1"}, "--threads: -1"},
+      {{"peaks", "--device", "gpu"}, "'gpu'"},
       {{"peaks", "--seconds", "-1"}, "--seconds: -1"},
       {{"peaks", "--rounds", "0"}, "--rounds: 0"},
       {{"peaks", "--attempts", "0"}, "--attempts: 0"},

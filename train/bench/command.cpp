@@ -69,7 +69,7 @@ void print_table(std::ostream& out, std::vector<std::vector<std::string>> rows) 
 }
 
 std::string peaks_text(const Peaks& peaks) {
-  std::string text = str("fp32 ", giga(peaks.flops_s), " GFLOP/s");
+  std::string text = str(peaks.arithmetic, ' ', giga(peaks.flops_s), " GFLOP/s");
   for (const MemoryLevel& level : peaks.levels) {
     text += str(", ", level.name, " read ", giga(level.read_bytes_s), " copy ", giga(level.copy_bytes_s));
   }
@@ -84,7 +84,10 @@ nlohmann::ordered_json to_json(const Peaks& peaks) {
                       {"read_bytes_s", level.read_bytes_s},
                       {"copy_bytes_s", level.copy_bytes_s}});
   }
-  return {{"threads", peaks.threads}, {"fp32_flops_s", peaks.flops_s}, {"levels", levels}};
+  return {{"threads", peaks.threads},
+          {"arithmetic", peaks.arithmetic},
+          {"flops_s", peaks.flops_s},
+          {"levels", levels}};
 }
 
 nlohmann::ordered_json to_json(const Spread& spread) {
@@ -168,6 +171,7 @@ void BenchOptions::validate() const {
   check_usage(attempts >= 1 && attempts <= 100, "[options] --attempts: ", attempts, "; allowed: 1 to 100");
   parse_filter(filter);
   parse_precision(precision);
+  parse_device(device);
   if (json.empty()) return;
   const std::filesystem::path path = json, folder = path.has_parent_path() ? path.parent_path() : ".";
   const auto kind = std::filesystem::symlink_status(path).type();
@@ -180,6 +184,7 @@ void BenchOptions::validate() const {
 void declare_bench_options(CLI::App& app, BenchOptions& o) {
   app.option_defaults()->always_capture_default();
   const auto common = [&](auto* option) { option->group("Measuring"); };
+  common(app.add_option("--device", o.device, "cpu, cuda, cuda:N, or auto: a GPU if there is one"));
   common(app.add_option("--threads", o.threads, "0: all that the machine has"));
   common(app.add_option("--precision", o.precision, precision_help));
   common(app.add_option("--seconds", o.seconds, "For each figure, in each round; at least three calls"));
@@ -195,7 +200,8 @@ void declare_bench_options(CLI::App& app, BenchOptions& o) {
 SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instruments& instruments) {
   const std::regex filter = parse_filter(options.filter);
   const Measuring measuring{options.seconds,
-                            [&](const std::string& name) { return std::regex_search(name, filter); }};
+                            [&](const std::string& name) { return std::regex_search(name, filter); },
+                            parse_device(options.device)};
   SetResult result;
   result.name = set.name;
   const auto measure = [&] {
@@ -264,16 +270,17 @@ nlohmann::ordered_json to_json(const SetResult& result) {
           {"against", comparisons}};
 }
 
-std::string machine_text(int threads) {
+std::string machine_text(int threads, Device device) {
   return str("machine  ", cpu_name(), ", ", cpu_description(), "; ", threads,
-             threads == 1 ? " thread" : " threads", "\nbuild    mixgrad ", MIXGRAD_VERSION, ", ",
-             MIXGRAD_BUILD, ", compiler ", __VERSION__, "; BLAS ", blas_description(), '\n');
+             threads == 1 ? " thread" : " threads", "\ndevice   ", describe(device), "\nbuild    mixgrad ",
+             MIXGRAD_VERSION, ", ", MIXGRAD_BUILD, ", compiler ", __VERSION__, "; BLAS ", blas_description(),
+             '\n');
 }
 
-nlohmann::ordered_json machine_json(int threads) {
+nlohmann::ordered_json machine_json(int threads, Device device) {
   return {{"cpu", cpu_name()},          {"hardware", cpu_description()}, {"threads", threads},
-          {"version", MIXGRAD_VERSION}, {"build", MIXGRAD_BUILD},        {"compiler", __VERSION__},
-          {"blas", blas_description()}};
+          {"device", describe(device)}, {"version", MIXGRAD_VERSION},    {"build", MIXGRAD_BUILD},
+          {"compiler", __VERSION__},    {"blas", blas_description()}};
 }
 
 }  // namespace mixgrad

@@ -18,6 +18,7 @@ namespace mixgrad {
 
 /// Options of every command.
 struct BenchOptions {
+  std::string device = "auto";
   int64_t threads = 0;  // 0: all that the machine has
   std::string precision = "f32";
   double seconds = 1;    // of each figure, in each round
@@ -38,6 +39,7 @@ void declare_bench_options(CLI::App& app, BenchOptions& options);
 struct Measuring {
   double seconds;                                  // of each figure
   std::function<bool(const std::string&)> wanted;  // whether a figure of this name is
+  Device device = {};
 };
 
 /// One set of figures.
@@ -63,7 +65,7 @@ void print_set(std::ostream& out, const SetResult& result);
 nlohmann::ordered_json to_json(const SetResult& result);
 
 /// Machine and build: two lines, or an object.
-std::string machine_text(int threads);
-nlohmann::ordered_json machine_json(int threads);
+std::string machine_text(int threads, Device device);
+nlohmann::ordered_json machine_json(int threads, Device device);
 
 }  // namespace mixgrad

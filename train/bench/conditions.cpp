@@ -64,8 +64,12 @@ std::string disturbance(const Conditions& conditions) {
 
 }  // namespace
 
-Instruments instruments(int threads, double seconds) {
-  return {[=] { return measure_peaks(threads, seconds); }, all_cpu_seconds, own_cpu_seconds, wall_seconds,
+Instruments instruments(int threads, double seconds, Device device) {
+  return {[=] {
+            return device == Device{} ? measure_peaks(threads, seconds)
+                                      : measure_device_peaks(device, seconds);
+          },
+          all_cpu_seconds, own_cpu_seconds, wall_seconds,
           static_cast<double>(std::max(1u, std::thread::hardware_concurrency()))};
 }
 

@@ -18,8 +18,8 @@ struct Instruments {
   double processors = 1;
 };
 
-/// The real ones. The peaks are those of so many threads, each measured for so many seconds.
-Instruments instruments(int threads, double seconds);
+/// The real ones. The peaks are those of the GPU, or of so many threads, each measured for so many seconds.
+Instruments instruments(int threads, double seconds, Device device = {});
 
 /// What a set of figures was measured under.
 struct Conditions {

@@ -60,11 +60,16 @@ std::vector<std::vector<double>> time_parts(double seconds,
   return times;
 }
 
-std::vector<double> time_calls(double seconds, const std::function<void()>& call) {
+double clock_seconds(Device device) {
+  synchronize(device);
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+std::vector<double> time_calls(double seconds, Device device, const std::function<void()>& call) {
   return time_parts(seconds, [&]() -> std::vector<double> {
-    const Clock::time_point start = Clock::now();
+    const double start = clock_seconds(device);
     call();
-    return {std::chrono::duration<double>(Clock::now() - start).count()};
+    return {clock_seconds(device) - start};
   })[0];
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tensor/device.h"
 #include "train/bench/peaks.h"
 
 namespace mixgrad {
@@ -49,9 +50,12 @@ struct Findings {
   void append(Findings&& round);
 };
 
-/// Seconds that each of several calls took: after one that warms caches and the allocator up, as many as fit
-/// into the given time, 3 at least.
-std::vector<double> time_calls(double seconds, const std::function<void()>& call);
+/// Seconds of a clock, read when the device has done all that it was given.
+double clock_seconds(Device device);
+
+/// Seconds that each of several calls took until the device was done: after one that warms caches and the
+/// allocator up, as many as fit into the given time, 3 at least.
+std::vector<double> time_calls(double seconds, Device device, const std::function<void()>& call);
 
 /// Seconds that each of several calls took, by their own account of so many numbers each: [number][call].
 std::vector<std::vector<double>> time_parts(double seconds, const std::function<std::vector<double>()>& call);

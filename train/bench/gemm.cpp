@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "tensor/cpu_info.h"
+#include "tensor/dispatch.h"
 #include "tensor/error.h"
 #include "tensor/parallel.h"
 #include "tensor/tensor.h"
@@ -89,17 +90,25 @@ double timed(const Call& call) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void run_ours(const Product& product, const float* a, const float* b, float* c) {
+void run_ours(const Product& product, const Tensor& a, const Tensor& b, Tensor& c) {
   const GemmShape& s = product.shape;
-  if (product.count == 1) return gemm(Cpu{}, s, 1.0F, a, b, 0.0F, c);
   const GemmBatch batch{
       .outer = product.count, .a_outer = s.m * s.k, .b_outer = s.k * s.n, .c_outer = s.m * s.n};
-  gemm_batched(Cpu{}, s, batch, 1.0F, a, b, 0.0F, c);
+  dispatch(c, [&](auto device, auto type) {
+    using T = decltype(type);
+    if (product.count == 1)
+      gemm(device, s, T(1), a.data<T>(), b.data<T>(), T(0), c.data<T>());
+    else
+      gemm_batched(device, s, batch, T(1), a.data<T>(), b.data<T>(), T(0), c.data<T>());
+  });
 }
 
 /// Many products are shared out among the threads, one is computed by all of them: what suits OpenBLAS.
-void run_openblas(const Product& product, const float* a, const float* b, float* c) {
+void run_openblas(const Product& product, const Tensor& left, const Tensor& right, Tensor& result) {
   const GemmShape& s = product.shape;
+  const float* a = left.data<float>();
+  const float* b = right.data<float>();
+  float* c = result.data<float>();
   const OpenblasThreads threads(product.count > 1 ? 1 : thread_count());
   if (product.count == 1) return openblas_gemm(s, a, b, c);
   parallel_tasks(product.count, [&](int64_t i) {
@@ -109,25 +118,29 @@ void run_openblas(const Product& product, const float* a, const float* b, float*
 
 void measure_product(const Product& product, const Measuring& measuring, Findings& findings) {
   const std::string ours = product.title() + ", ours", openblas = product.title() + ", OpenBLAS";
-  if (!measuring.wanted(ours) && !measuring.wanted(openblas)) return;
+  const bool compares = measuring.device == Device{};
+  if (!measuring.wanted(ours) && !(compares && measuring.wanted(openblas))) return;
   const GemmShape& s = product.shape;
   Generator generator(1);
-  const Tensor a = uniform({product.count, s.m * s.k}, -1, 1, generator, DType::float32);
-  const Tensor b = uniform({product.count, s.k * s.n}, -1, 1, generator, DType::float32);
-  Tensor c = Tensor::empty({product.count, s.m * s.n}, DType::float32);
+  const Tensor a = uniform({product.count, s.m * s.k}, -1, 1, generator, DType::float32, measuring.device);
+  const Tensor b = uniform({product.count, s.k * s.n}, -1, 1, generator, DType::float32, measuring.device);
+  Tensor c = Tensor::empty({product.count, s.m * s.n}, DType::float32, measuring.device);
+  const auto add = [&](const std::string& name, const std::vector<double>& seconds) {
+    Figure figure;
+    figure.name = name;
+    figure.seconds = seconds;
+    figure.flops = product.flops();
+    if (measuring.wanted(name)) findings.figures.push_back(std::move(figure));
+  };
+  if (!compares)
+    return add(ours, time_calls(measuring.seconds, measuring.device, [&] { run_ours(product, a, b, c); }));
   const auto times = time_parts(measuring.seconds, [&]() -> std::vector<double> {
-    return {timed([&] { run_ours(product, a.data<float>(), b.data<float>(), c.data<float>()); }),
-            timed([&] { run_openblas(product, a.data<float>(), b.data<float>(), c.data<float>()); })};
+    return {timed([&] { run_ours(product, a, b, c); }), timed([&] { run_openblas(product, a, b, c); })};
   });
   std::vector<double> ratios;
   for (size_t i = 0; i < times[0].size(); ++i) ratios.push_back(times[1][i] / times[0][i]);
-  for (size_t i = 0; i < 2; ++i) {
-    Figure figure;
-    figure.name = i == 0 ? ours : openblas;
-    figure.seconds = times[i];
-    figure.flops = product.flops();
-    if (measuring.wanted(figure.name)) findings.figures.push_back(std::move(figure));
-  }
+  add(ours, times[0]);
+  add(openblas, times[1]);
   findings.derived.push_back({product.title() + ", OpenBLAS over ours", spread_of(ratios).median, ""});
 }
 

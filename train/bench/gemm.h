@@ -23,7 +23,8 @@ struct GemmOptions {
 void declare_gemm_options(CLI::App& app, GemmOptions& options);
 
 /// A figure for each product of a model's training step and each of the two implementations, "qkv forward NT
-/// 4096x1152x384, ours" and "..., OpenBLAS", measured in turns; and the ratio of the two.
+/// 4096x1152x384, ours" and "..., OpenBLAS", measured in turns; and the ratio of the two. On a GPU, ours
+/// alone.
 Findings measure_gemm(const GemmOptions& options, const Measuring& measuring);
 
 }  // namespace mixgrad

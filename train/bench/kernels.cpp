@@ -12,6 +12,7 @@
 #include "autograd/ops/gmm.h"
 #include "autograd/ops/linear.h"
 #include "autograd/ops/longhorn.h"
+#include "autograd/ops/mesa.h"
 #include "autograd/ops/norm.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/ops/rope.h"
@@ -40,29 +41,32 @@ struct KernelCase {
 /// Variables of the sizes that a model has.
 class Operands {
  public:
-  explicit Operands(const KernelsOptions& options) : o(options) {}
+  Operands(const KernelsOptions& options, Device device) : o(options), device_(device) {}
 
   Variable normal(const Shape& shape) {
-    return Variable(mixgrad::normal(shape, 1, generator, DType::float32), true);
+    return Variable(mixgrad::normal(shape, 1, generator, DType::float32, device_), true);
   }
   Variable between(double low, double high, const Shape& shape) {
-    return Variable(uniform(shape, low, high, generator, DType::float32), true);
+    return Variable(uniform(shape, low, high, generator, DType::float32, device_), true);
   }
   Tensor integers(int64_t below, const Shape& shape) {
     std::vector<int32_t> values(shape.elements());
     for (int32_t& value : values)
       value = static_cast<int32_t>(generator.uniform() * static_cast<double>(below));
-    return Tensor::from(values, shape);
+    return Tensor::from(values, shape, device_);
   }
 
   const KernelsOptions o;
   const int64_t rows = o.batch * o.context, head_size = o.width / o.heads;
   Generator generator{1};
+
+ private:
+  Device device_;
 };
 
 /// All cases: a line each, or a few.
-std::vector<KernelCase> kernel_cases(const KernelsOptions& options) {
-  Operands make(options);
+std::vector<KernelCase> kernel_cases(const KernelsOptions& options, Device device) {
+  Operands make(options, device);
   const KernelsOptions& o = make.o;
   const int64_t B = o.batch, T = o.context, D = o.width, H = o.heads, d = make.head_size, K = o.components;
   const Shape hidden{make.rows, 4 * D}, tokens{B, T, D}, heads{B, T, H, d}, scalars{B, T, H}, vector{D};
@@ -96,6 +100,11 @@ std::vector<KernelCase> kernel_cases(const KernelsOptions& options) {
   const RecurrenceOptions additive{.final_state = false};
   const RecurrenceOptions normalised{.normalise = true, .final_state = false};
   const DeltaRuleOptions delta{.final_state = false};
+  const auto copy_halves = [wide, half = 2 * D](Inputs&) {
+    const Span span("copy", Phase::update);
+    wide.value().narrow(1, 0, half).contiguous();
+    return Variable();
+  };
   const auto gmm_inputs = [&] {
     return Inputs{make.normal({B, T, H, o.routing}), make.normal({H, K, o.routing}),
                   make.between(0.5, 2, {H, K, o.routing}), make.normal({H, K})};
@@ -188,11 +197,17 @@ std::vector<KernelCase> kernel_cases(const KernelsOptions& options) {
        {q, k, v, beta},
        [=](Inputs& in) { return longhorn(in[0], in[1], in[2], in[3], delta).output; },
        6 * state},
+      {"conjugate_gradient/mesa",
+       {q, unit_key, v, gate, beta, make.between(0.5, 1, {H, d})},
+       [](Inputs& in) {
+         return mesa(in[0], in[1], in[2], in[3], in[4], in[5], {.final_state = false}).output;
+       }},
       {"scan/selective_scan",
        {x, make.between(0.01, 0.1, tokens), make.between(-2, -1, {D, 16}), make.normal({B, T, 16}),
         make.normal({B, T, 16}), row},
        [](Inputs& in) { return selective_scan(in[0], in[1], in[2], in[3], in[4], in[5], {}, false).output; },
        7 * 16 * N * static_cast<double>(D)},
+      {"copy/half of each row", {}, copy_halves, 0, weight_bytes},
       {"optimizer/adamw", {}, optimizer.first, 0, 7 * weight_bytes},
       {"optimizer/gradient norm", {}, optimizer.second, 0, weight_bytes},
   };
@@ -201,10 +216,10 @@ std::vector<KernelCase> kernel_cases(const KernelsOptions& options) {
 /// The seconds that ops take in each phase, while it lives.
 class PhaseTimes {
  public:
-  PhaseTimes() {
-    set_span_observer([this](std::string_view, Phase phase, double seconds) {
-      seconds_[static_cast<size_t>(phase)] += seconds;
-    });
+  explicit PhaseTimes(Device device) {
+    set_span_observer([this](std::string_view, Phase phase,
+                             double seconds) { seconds_[static_cast<size_t>(phase)] += seconds; },
+                      device);
   }
   ~PhaseTimes() { set_span_observer({}); }
   PhaseTimes(const PhaseTimes&) = delete;
@@ -231,12 +246,12 @@ void measure_case(KernelCase& kernel, const Measuring& measuring, std::vector<Fi
   for (const Variable& input : kernel.inputs) input_bytes += static_cast<double>(input.value().bytes());
   Tensor cotangent;
   const auto times = time_parts(measuring.seconds, [&]() -> std::vector<double> {
-    const PhaseTimes times;
+    const PhaseTimes times(measuring.device);
     const Variable y = kernel.output(kernel.inputs);
     differentiable = y.defined();
     if (!differentiable) return {times[Phase::update], 0};
     output_bytes = static_cast<double>(y.value().bytes());
-    if (!cotangent.defined()) cotangent = Tensor::full(y.shape(), 1, y.dtype());
+    if (!cotangent.defined()) cotangent = Tensor::full(y.shape(), 1, y.dtype(), measuring.device);
     backward({y}, {cotangent});
     for (Variable& input : kernel.inputs) input.zero_grad();
     return {times[Phase::forward], times[Phase::backward]};
@@ -283,7 +298,7 @@ void declare_kernels_options(CLI::App& app, KernelsOptions& o) {
 
 Findings measure_kernels(const KernelsOptions& options, const Measuring& measuring) {
   Findings findings;
-  for (KernelCase& kernel : kernel_cases(options)) {
+  for (KernelCase& kernel : kernel_cases(options, measuring.device)) {
     const bool any = measuring.wanted(kernel.name) || measuring.wanted(kernel.name + ", forward") ||
                      measuring.wanted(kernel.name + ", backward");
     if (any) measure_case(kernel, measuring, findings.figures);
@@ -295,7 +310,7 @@ std::vector<std::string> kernel_names() {
   const KernelsOptions smallest{
       .batch = 1, .context = 1, .width = 2, .heads = 1, .components = 1, .routing = 1, .vocabulary = 1};
   std::vector<std::string> names;
-  for (const KernelCase& kernel : kernel_cases(smallest)) names.push_back(kernel.name);
+  for (const KernelCase& kernel : kernel_cases(smallest, Device{})) names.push_back(kernel.name);
   return names;
 }
 

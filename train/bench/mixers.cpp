@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <map>
 
@@ -19,8 +18,6 @@
 namespace mixgrad {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// What the cores compute with.
 struct CoreInputs {
@@ -142,10 +139,10 @@ std::vector<int64_t> parse_lengths(const std::string& text) {
   return lengths;
 }
 
-CoreInputs core_inputs(const MixersOptions& o, int64_t T, int64_t chunk) {
+CoreInputs core_inputs(const MixersOptions& o, int64_t T, int64_t chunk, Device device) {
   Generator generator(1);
   const auto normal = [&](const Shape& shape) {
-    return Variable(mixgrad::normal(shape, 1, generator, DType::float32), true);
+    return Variable(mixgrad::normal(shape, 1, generator, DType::float32, device), true);
   };
   const Shape heads{o.batch, T, o.heads, o.head_size}, scalars{o.batch, T, o.heads};
   const Shape mixture{o.heads, o.components, o.head_size};
@@ -174,10 +171,6 @@ struct Subject {
   std::function<void()> forget;
 };
 
-double seconds_between(Clock::time_point start, Clock::time_point end) {
-  return std::chrono::duration<double>(end - start).count();
-}
-
 /// Forward and backward together, and each apart: as many of the three figures as are wanted.
 std::vector<Figure> measure_passes(const Subject& subject, const Measuring& measuring) {
   const std::vector<std::string> names = {subject.name, subject.name + ", forward",
@@ -185,14 +178,14 @@ std::vector<Figure> measure_passes(const Subject& subject, const Measuring& meas
   if (std::none_of(names.begin(), names.end(), measuring.wanted)) return {};
   Tensor cotangent;
   const auto times = time_parts(measuring.seconds, [&]() -> std::vector<double> {
-    const Clock::time_point start = Clock::now();
+    const double start = clock_seconds(measuring.device);
     const Variable y = subject.output();
-    const Clock::time_point middle = Clock::now();
-    if (!cotangent.defined()) cotangent = Tensor::full(y.shape(), 1, y.dtype());
+    const double middle = clock_seconds(measuring.device);
+    if (!cotangent.defined()) cotangent = Tensor::full(y.shape(), 1, y.dtype(), measuring.device);
     backward({y}, {cotangent});
-    const Clock::time_point end = Clock::now();
+    const double end = clock_seconds(measuring.device);
     subject.forget();
-    return {seconds_between(start, end), seconds_between(start, middle), seconds_between(middle, end)};
+    return {end - start, middle - start, end - middle};
   });
   const std::vector<double> passes = {3, 1, 2};  // in units of a forward pass
   std::vector<Figure> figures;
@@ -214,7 +207,7 @@ std::string at_length(const std::string& title, int64_t T) { return str(title, "
 
 std::vector<Figure> measure_core(const Core& core, const MixersOptions& o, int64_t T, int64_t chunk,
                                  const std::string& title, const Measuring& measuring) {
-  CoreInputs in = core_inputs(o, T, chunk);
+  CoreInputs in = core_inputs(o, T, chunk, measuring.device);
   const double flops =
       static_cast<double>(o.batch * o.heads) *
       core.flops(static_cast<double>(T), static_cast<double>(o.head_size), static_cast<double>(o.components));
@@ -243,10 +236,10 @@ double module_flops(Mixer& mixer, int64_t T) {
 std::vector<Figure> measure_mixer(const MixerChoice& choice, const MixersOptions& o, int64_t T,
                                   const Measuring& measuring) {
   Generator generator(1);
-  Initialiser initialiser(DType::float32, Device{}, generator);
+  Initialiser initialiser(DType::float32, measuring.device, generator);
   const int64_t width = o.heads * o.head_size;
   const std::unique_ptr<Mixer> mixer = make_mixer(choice, width, o.heads, false, initialiser);
-  Variable x(normal({o.batch, T, width}, 1, generator, DType::float32), true);
+  Variable x(normal({o.batch, T, width}, 1, generator, DType::float32, measuring.device), true);
   return measure_passes({.name = at_length(mixer_title(choice), T),
                          .tokens = o.batch * T,
                          .flops = static_cast<double>(o.batch) * module_flops(*mixer, T),
@@ -302,7 +295,7 @@ void measure_one_by_one(const Core& core, const MixersOptions& o, const Measurin
   const std::string title = core_title(core);
   const std::string single = at_length(title + " one by one", T);
   if (!measuring.wanted(single)) return;
-  const Measuring always{measuring.seconds, [](const std::string&) { return true; }};
+  const Measuring always{measuring.seconds, [](const std::string&) { return true; }, measuring.device};
   std::vector<Figure> chunks = measure_core(core, o, T, o.chunk, title, always);
   std::vector<Figure> tokens = measure_core(core, o, T, 1, title + " one by one", always);
   findings.derived.push_back({str(title, " T=", T, ", tokens one by one over chunks"),

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tensor/device.h"
+
 namespace mixgrad {
 
 /// How fast a level of memory is, on two arrays that fill about half of it.
@@ -18,8 +20,9 @@ struct MemoryLevel {
 /// The best of many repeats, by so many threads.
 struct Peaks {
   int threads = 1;
-  double flops_s = 0;               // fp32; a fused multiply-add is two
+  double flops_s = 0;               // a fused multiply-add is two
   std::vector<MemoryLevel> levels;  // from the smallest to the largest; never empty
+  std::string arithmetic = "fp32";  // what flops_s counts
 
   /// The copy rate of the smallest level that holds so many bytes.
   double copy_bytes_s(double bytes) const;
@@ -28,5 +31,9 @@ struct Peaks {
 /// Measures each rate for so many seconds, one call at least. The widest vectors that this CPU has are used,
 /// whatever the build is for.
 Peaks measure_peaks(int threads, double seconds = 0.1);
+
+/// The same of a GPU: arithmetic is the product of two large matrices in the precision that is set, memory
+/// the copy of a large array. Sizes grow until a call takes a while.
+Peaks measure_device_peaks(Device gpu, double seconds = 0.1);
 
 }  // namespace mixgrad

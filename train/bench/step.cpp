@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <numeric>
@@ -18,12 +17,6 @@
 namespace mixgrad {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 const char* phase_text(Phase phase) {
   switch (phase) {
@@ -48,10 +41,10 @@ std::vector<int32_t> random_tokens(const StepOptions& options) {
 /// A model in training, on random tokens.
 class Training {
  public:
-  explicit Training(const StepOptions& options)
+  Training(const StepOptions& options, Device device)
       : options_(options),
         tokens_(random_tokens(options)),
-        initialiser_(DType::float32, Device{}, weights_),
+        initialiser_(DType::float32, device, weights_),
         model_(options.model, initialiser_),
         parameters_(model_.parameters()),
         optimizer_(parameters_, AdamWConfig{}) {}
@@ -83,9 +76,10 @@ class Training {
 /// While it lives, what is timed goes to `parts`.
 class Watching {
  public:
-  explicit Watching(PartTimes& parts) {
+  Watching(PartTimes& parts, Device device) {
     set_span_observer(
-        [&parts](std::string_view name, Phase phase, double seconds) { parts.add(name, phase, seconds); });
+        [&parts](std::string_view name, Phase phase, double seconds) { parts.add(name, phase, seconds); },
+        device);
   }
   ~Watching() { set_span_observer({}); }
   Watching(const Watching&) = delete;
@@ -158,26 +152,27 @@ double step_flops(LanguageModel& model, int64_t sequences) {
 }
 
 Findings measure_step(const StepOptions& options, const Measuring& measuring) {
-  Allocator& allocator = Allocator::of(Device{});
+  const Device device = measuring.device;
+  Allocator& allocator = Allocator::of(device);
   allocator.trim();
   allocator.reset_peak();
   reset_process_peak();
-  Training training(options);
+  Training training(options, device);
   const int64_t sequences = options.batch * options.accumulate;
 
   Figure step;
   step.name = "step";
-  step.seconds = time_calls(measuring.seconds, [&] { training.step(); });
+  step.seconds = time_calls(measuring.seconds, device, [&] { training.step(); });
   step.flops = step_flops(training.model(), sequences);
   step.tokens = sequences * options.model.context;
-  step.peak_bytes = process_peak_bytes();
+  step.peak_bytes = device == Device{} ? process_peak_bytes() : allocator.stats().peak_bytes;
 
   PartTimes parts;
-  time_calls(measuring.seconds, [&] {
-    const Watching watching(parts);
-    const Clock::time_point start = Clock::now();
+  time_calls(measuring.seconds, device, [&] {
+    const Watching watching(parts, device);
+    const double start = clock_seconds(device);
     training.step();
-    parts.end_step(seconds_since(start));
+    parts.end_step(clock_seconds(device) - start);
   });
 
   Figure sum;
@@ -193,7 +188,7 @@ Findings measure_step(const StepOptions& options, const Measuring& measuring) {
       {"the same within each watched step", parts.share_of_step(), ""},
       {"parameters", static_cast<double>(training.model().parameter_count()), ""},
       {"peak memory in tensors", static_cast<double>(allocator.stats().peak_bytes) / (1 << 20), "MiB"},
-      {"peak memory of the process", static_cast<double>(step.peak_bytes) / (1 << 20), "MiB"},
+      {"peak memory of the process", static_cast<double>(process_peak_bytes()) / (1 << 20), "MiB"},
   };
   return findings;
 }
