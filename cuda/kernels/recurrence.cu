@@ -8,7 +8,7 @@
 //   forward     C; with the delta rule dk more
 //   backward    2 C + dk dv / C; with the delta rule 2 C + dk + dv more; with a gate dk / 32, or, if each
 //               channel has its own, 4.1 dk
-// and for each log decay a double, in both.
+// and, in both, a double for each log decay.
 #include "tensor/kernels/recurrence.h"
 
 #include "cuda/kernels/map.cuh"

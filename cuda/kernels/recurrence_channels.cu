@@ -4,16 +4,16 @@
 // of tokens of different blocks are products of matrices with the decays on both sides, see
 // recurrence_grams.cu and recurrence_tokens.cu; pairs within a block are taken one by one, here.
 //
-//   kernel                owns                                         operations, a chunk of C tokens and a
-//   head block_pairs_kernel    a thread 16 tokens of a channel of a key     17 C dk / 2 pairs of 12, 18 with
-//   the
-//                         head                                         delta rule, and one exponential
-//   span_kernel           a block 16 tokens x 64 channels              C^3 dk / 48
-//   log_decays_kernel     a thread 16 tokens of a channel              2 C^2 dk / 16
+//   kernel                owns                                  FLOPs, a chunk of C tokens and a head
+//   block_pairs_kernel    a thread 16 tokens of a channel       some 14 and an exponential for each channel
+//                         of a key head                         of 17 C / 2 pairs
+//   span_kernel           a block 16 tokens x 64 channels       at most C^3 dk / 48
+//   log_decays_kernel     a thread 16 tokens of a channel       C (C / 16 + 6) dk
 //
 // Bytes moved: rows of tokens once for each kernel, but span_kernel reads those before and behind each 16
-// tokens. Shared memory: 32 numbers a thread for block_pairs_kernel, 16 KB for float and 32 KB for double;
-// the slabs of tile products for span_kernel.
+// tokens, and log_decays_kernel the terms of all tokens, from the L2 cache. Shared memory: 32 numbers a
+// thread for block_pairs_kernel, 16 KB for float and 32 KB for double; the slabs of tile products for
+// span_kernel.
 #include "cuda/kernels/recurrence.cuh"
 
 namespace mixgrad {

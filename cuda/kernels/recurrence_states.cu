@@ -1,9 +1,9 @@
 // The recurrence on a GPU: states. What each chunk adds to them, in parallel; then the states, one after the
 // other along each row. V stands for what the keys write, with the delta rule diag(beta) R.
 //
-//   kernel          a block owns            FLOPs, a chunk of C tokens    bytes moved, in numbers
-//   write_kernel    64 x 64 of one state    2 C dk dv                     64 C each for K and V, 64 x 64
-//   written pass_kernel     256 numbers of all      2 dk dv                       2 dk dv
+//   kernel          a block owns            FLOPs, a chunk of C tokens    numbers moved
+//   write_kernel    64 x 64 of one state    2 C dk dv                     C 64 of K, and of V, and 64 x 64
+//   pass_kernel     256 numbers of all      2 dk dv                       2 dk dv a chunk
 //
 // The backward kernels do the same, and those of normalisers do it for one column. Shared memory: the slabs
 // of tile products.

@@ -116,6 +116,11 @@ __global__ void ratio_kernel(RecurrenceShape s, Heads<const T> o, Heads<const T>
   dden[row] = -inverse[row] * dot;
 }
 
+/// So many blocks of the kernels that have two tiles in registers are to run on a multiprocessor at once. Of
+/// doubles it has registers for one.
+template <class T>
+constexpr int blocks_at_once = sizeof(T) == 4 ? 2 : 1;
+
 /// The operands of a matrix of pairs, G_ij = factor x_i . y_j e^{b_i - b_j}, and its gradient.
 template <class T>
 struct Pairs {
@@ -127,7 +132,7 @@ struct Pairs {
   __device__ T gradient(int i, int j) const { return factor * dG(i, j); }
 };
 
-/// terms = value, or += value where there are some already.
+/// term = value, or += value where there are some already.
 template <class T>
 __device__ void put(T& term, T value, bool add) {
   term = add ? term + value : value;
@@ -211,7 +216,7 @@ __device__ void put_terms(Tile<T>& tile, const ChunkRows<const T>& x, int column
 /// Tokens read what those of the chunk wrote, and the state before it:
 /// dQ = (dA e^{b_i - b_j}) K + scale e^b (dnum S^T + dden z).
 template <bool by_channel, class T>
-__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(tile_threads, blocks_at_once<T>)
     query_kernel(ChunkedRecurrence<T> r, OutputGradients<T> d, Heads<T> dgrams, States<const T> before,
                  GateTerms<T> terms, Heads<T> dq) {
   BlockNumber block;
@@ -245,7 +250,7 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
 /// Keys write what tokens of the chunk read, and into the state after it:
 /// dK = (dA e^{b_i - b_j})^T Q + e^{b_C - b} (V dS'^T + dz').
 template <bool by_channel, class T>
-__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(tile_threads, blocks_at_once<T>)
     key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, States<const T> dafter, GateTerms<T> terms,
                Heads<T> dk) {
   BlockNumber block;
@@ -279,7 +284,7 @@ __global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
 /// R = V - (K e^b) S - N diag(beta) R, dV the gradient of V itself: dK += (dN + dN^T, decayed) K - e^b (dV
 /// S^T).
 template <bool by_channel, class T>
-__global__ void __launch_bounds__(tile_threads, sizeof(T) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(tile_threads, blocks_at_once<T>)
     correcting_key_kernel(ChunkedRecurrence<T> r, Heads<T> dgrams, Heads<T> dv, States<const T> before,
                           GateTerms<T> terms, Heads<T> dk) {
   BlockNumber block;
