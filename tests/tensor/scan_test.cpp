@@ -166,6 +166,7 @@ TEST_CASE("tensor/scan: a step of 0 keeps the state and a huge one forgets it") 
 
 TEST_CASE("tensor/scan: training takes memory for no more than a part of all states") {
   for_each_device_and_dtype([](Device device, DType dtype) {
+    if (is_simulated(device)) return;
     const Sizes s{1, 1024, 64, 16};
     const Operands in(s, device, dtype);
     Allocator& allocator = Allocator::of(device);
@@ -216,6 +217,7 @@ TEST_CASE("tensor/scan: operands that do not fit are named") {
 
 TEST_CASE("tensor/scan: the number of threads changes no bit") {
   for_each_device_and_dtype([](Device device, DType dtype) {
+    if (is_simulated(device)) return;
     check_same_with_any_threads([&] {
       const Operands in({3, 100, 70, 5}, device, dtype);
       const Scan got = in.scan();
