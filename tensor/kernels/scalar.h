@@ -107,9 +107,8 @@ struct GeluTanh {
   }
 };
 
-/// GeluTanh's derivative, for what has it in a forward pass.
+/// GeluTanh's derivative, for ops that have it in their forward pass. It is no op itself and has no name.
 struct GeluTanhSlope {
-  static constexpr std::string_view name = "gelu_tanh_slope";
   template <class T>
   MIXGRAD_HOST_DEVICE static T value(T x) {
     return GeluTanh::slope(x);
