@@ -2,11 +2,11 @@
 // but those of the few weights is to neighbouring memory; the W rows that a thread reads stay in the caches
 // from one token to the next.
 //
-//   kernel           a block owns                       bytes moved for each entry of x    FLOPs for each
-//   forward          1024 consecutive entries of y      2 sizeof(T)                        2 W, and some 25
-//   of silu activations      1024 consecutive entries of e      3 sizeof(T)                        2 W + 30
-//   gradients of x   1024 consecutive entries of dx     2 sizeof(T)                        2 W
-//   weight_sums      a stretch of tokens, of which a    2 sizeof(T)                        2 W + 1
+//   kernel           a block owns                     numbers moved, an entry of x    FLOPs, an entry of x
+//   forward          1024 neighbouring entries of y   2                               2 W, with silu 25 more
+//   activations      1024 neighbouring entries of e   3                               2 W + 30
+//   gradients of x   1024 neighbouring entries of dx  2                               2 W
+//   weight_sums      a stretch of tokens, of which a  2                               2 W + 1
 //                    thread has some of the channels
 //
 // Shared memory of weight_sums: (W + 1) sizeof(T) bytes a channel (rows.cuh).

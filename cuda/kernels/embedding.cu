@@ -5,11 +5,11 @@
 // columns threadIdx.x, threadIdx.x + 256, ... Every sum has the order of the ids: no atomics, no sorting.
 // Shared memory: 256 places in the list and 8 counts, 1056 bytes.
 //
-//   kernel             bytes moved                                                                  FLOPs
-//   forward            2 count columns sizeof(T)                                                    0
-//   backward_kernel    (vocabulary + count) columns sizeof(T); ids, out of the L2 cache,
-//                      vocabulary / 64 times: 51 MB for 16384 ids and 50257 rows                    count
-//                      columns
+//   kernel             bytes moved                               FLOPs
+//   forward            2 count columns sizeof(T)                 0
+//   backward_kernel    (vocabulary + count) columns sizeof(T)    count columns
+//
+// The ids, out of the L2 cache, are read vocabulary / 64 times: 51 MB for 16384 ids and 50257 rows.
 #include "tensor/kernels/embedding.h"
 
 #include "cuda/device_code.h"

@@ -1,9 +1,11 @@
 // Gaussian mixtures on a GPU: scores, their softmax, and the gradients of both.
 //
-//   score[n, k] = constant[k] - sum over m of (x[n, m] - mean[m, k])^2 half_precision[m, k]      for each
-//   head dx[n, m]    = -2 sum over k of ds[n, k] (x[n, m] - mean[m, k]) half_precision[m, k] weight[k],
-//   first[m, k], second[m, k] = sum over n of ds[n, k] (1, d, d^2), d = x[n, m] - mean[m, k] dmean =
-//   precision first,  dvariance = precision (precision second - weight) / 2,  dlog_prior = weight
+// For each head
+//   score[n, k] = constant[k] - sum over m of (x[n, m] - mean[m, k])^2 half_precision[m, k]
+//   dx[n, m]    = -2 sum over k of ds[n, k] (x[n, m] - mean[m, k]) half_precision[m, k]
+// and, with d = x[n, m] - mean[m, k],
+//   weight[k], first[m, k], second[m, k] = sum over n of ds[n, k] (1, d, d^2)
+//   dmean = precision first, dvariance = precision (precision second - weight) / 2, dlog_prior = weight
 //
 // A small kernel first writes mean and half_precision = 1 / (2 variance) with the components innermost. Then
 // a block owns one head and a stretch of rows, of which a warp has four at a time. Forward, a lane owns the
@@ -12,10 +14,9 @@
 // dx, then the entries of the moments, which each thread adds to in shared memory; a last kernel adds up the
 // at most 64 moments of a head.
 //
-//   kernel             shared memory, in numbers               bytes moved                       FLOPs
-//   forward_kernel     (2 dr + 1) K + 32 (dr + K)              N H (dr + K) sizeof(T)            N H K (4 dr
-//   + 25) backward_kernel    2 (2 dr + 1) K + 32 (dr + K)            N H (2 dr + 2 K) sizeof(T)        N H K
-//   (10 dr + 4)
+//   kernel             shared memory, in numbers        numbers moved, N H times    FLOPs, N H K times
+//   forward_kernel     (2 dr + 1) K + 32 (dr + K)       dr + K                      4 dr + 25
+//   backward_kernel    2 (2 dr + 1) K + 32 (dr + K)     2 dr + 2 K                  10 dr + 4
 //
 // With dr = 16 and K = 64 in float these are 18 and 27 KB. Where that is more than a block should have, the
 // moments, and then the mixture, stay in global memory and its caches.

@@ -1,9 +1,8 @@
 // The kernels of an optimiser step on a GPU.
 //
-//   kernel            a block owns                 a thread owns              bytes moved        FLOPs
-//   adamw             1024 consecutive elements    4 of them, 256 apart       7 n sizeof(T)      15 n
-//   sum_of_squares    8192 consecutive elements    32 of them, 256 apart      n sizeof(T)        2 n, in
-//   double
+//   kernel            a block owns         a thread owns             bytes moved      FLOPs
+//   adamw             1024 neighbours      4 of them, 256 apart      7 n sizeof(T)    15 n
+//   sum_of_squares    8192 neighbours      32 of them, 256 apart     n sizeof(T)      2 n, in double
 //
 // Both are bound by memory.
 #include "tensor/kernels/optimizer.h"

@@ -1,10 +1,10 @@
 // Rotary position embedding on a GPU: a table of cosines and sines, then the rotation.
 //
-//   kernel        a thread owns                     bytes moved                             FLOPs
-//   fill_table    4 pairs of a token and a j        T d sizeof(T)                           some 100 each, in
-//   double rotate        4 pairs (x_j, x_{j + d/2})        2 B T H d sizeof(T); the table, which   6 a pair
-//                                                   all heads and batch entries share,
-//                                                   comes out of the L2 cache
+//   kernel        a thread owns                   bytes moved              FLOPs
+//   fill_table    4 pairs of a token and a j      T d sizeof(T)            some 100 each, in double
+//   rotate        4 pairs (x_j, x_{j + d/2})      2 B T H d sizeof(T)      6 a pair
+//
+// The table, which all heads and batch entries share, comes out of the L2 cache.
 //
 // No shared memory.
 #include "tensor/kernels/rope.h"
