@@ -34,7 +34,7 @@ class AtlasMixer final : public MemoryMixer {
     // The answers to the keys of chunk and window, the read of matrix and momentum, the write of both; Gram
     // matrix and errors; features; coefficients.
     const double layer = (2 * all / chunk + 4 + 4 * all / chunk) * n * d + 2 * all * (n + d);
-    return flops_of_frame() + static_cast<double>(heads_) * (layer + 4 * n + 4 * chunk * all);
+    return flops_of_convolutions() + static_cast<double>(heads_) * (layer + 4 * n + 4 * chunk * all);
   }
 
  protected:

@@ -57,7 +57,7 @@ MixerState MemoryMixer::initial_state(int64_t batch, int64_t) const {
   return state;
 }
 
-double MemoryMixer::flops_of_frame() const {
+double MemoryMixer::flops_of_convolutions() const {
   return 2.0 * static_cast<double>(ShortConv::taps * (2 * heads_ * key_dim_ + width_));
 }
 

@@ -31,9 +31,10 @@ class MemoryMixer : public Mixer {
   virtual Variable read(const Tokens& tokens) = 0;
   /// The same after `position` other tokens, of which memory is all that is known, and is brought up to date.
   virtual Tensor read_on(const Tokens& tokens, int64_t position, Tensors& memory) = 0;
+  /// The memory before the first token, as read_on() keeps it.
   virtual Tensors first_memory(int64_t batch) const = 0;
-  /// FLOPs of gates, convolutions and output a token.
-  double flops_of_frame() const;
+  /// For one token.
+  double flops_of_convolutions() const;
 
   Tensor zeros(const Shape& shape) const;
 

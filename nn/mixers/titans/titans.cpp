@@ -34,7 +34,7 @@ class TitansMixer final : public MemoryMixer {
     // and errors of a chunk. For two layers the errors backwards too. The coefficients of a chunk.
     const double layers =
         hidden_ > 0 ? 22 * d * hidden + 4 * chunk * (d + hidden) : 10 * d * d + 4 * chunk * d;
-    return flops_of_frame() + static_cast<double>(heads_) * (layers + 2 * chunk * chunk);
+    return flops_of_convolutions() + static_cast<double>(heads_) * (layers + 2 * chunk * chunk);
   }
 
  protected:
