@@ -111,6 +111,7 @@ struct MixerKind {
   std::vector<MixerOption> options;
   std::string check_options;  // a small configuration, with its parts of different sizes, for gradient checks
                               // and tests
+  std::string causal_check_options = {};  // another, with options of the causal form alone; empty: none
   std::unique_ptr<Mixer> (*make)(const MixerConfig& config, Initialiser& initialiser);
 };
 

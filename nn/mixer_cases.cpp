@@ -47,12 +47,13 @@ bool bends(const GradCase& grad_case, Generator& generator) {
 }
 
 /// One form of a mixer as a function of its inputs and parameters, at a random point.
-GradCase random_case(const MixerKind& kind, const std::string& form, CaseInputs& inputs) {
+GradCase random_case(const MixerKind& kind, const std::string& form, const std::string& options,
+                     CaseInputs& inputs) {
   Initialiser initialiser(DType::float64, Device{}, inputs.generator());
-  const MixerChoice choice = parse_pattern(kind.name + "(" + kind.check_options + ")", 1)[0];
+  const MixerChoice choice = parse_pattern(kind.name + "(" + options + ")", 1)[0];
   const std::shared_ptr<Mixer> mixer = make_mixer(choice, width, heads, false, initialiser);
 
-  GradCase result{str(kind.name, ", ", form), {inputs.normal("x", {batch, length, width})}, {}};
+  GradCase result{str(choice.text(), ", ", form), {inputs.normal("x", {batch, length, width})}, {}};
   const bool cross = form == "cross";
   if (cross) result.inputs.push_back(inputs.normal("context", {batch, context_length, width}));
   const size_t first_parameter = result.inputs.size();
@@ -80,9 +81,10 @@ GradCase random_case(const MixerKind& kind, const std::string& form, CaseInputs&
 }
 
 /// The same at a point where it can be checked.
-GradCase mixer_case(const MixerKind& kind, const std::string& form, CaseInputs& inputs) {
+GradCase mixer_case(const MixerKind& kind, const std::string& form, const std::string& options,
+                    CaseInputs& inputs) {
   while (true) {
-    GradCase result = random_case(kind, form, inputs);
+    GradCase result = random_case(kind, form, options, inputs);
     if (!bends(result, inputs.generator())) return result;
   }
 }
@@ -94,11 +96,17 @@ std::vector<GradCaseGroup> all_mixer_cases(uint64_t seed) {
   std::vector<GradCaseGroup> groups;
   for (const MixerKind& kind : mixer_kinds()) {
     GradCaseGroup group{"mixers", {}};
-    if (kind.forms.causal) group.cases.push_back(mixer_case(kind, "causal", inputs));
-    if (kind.forms.documents) group.cases.push_back(mixer_case(kind, "documents", inputs));
-    if (kind.forms.bidirectional) group.cases.push_back(mixer_case(kind, "bidirectional", inputs));
-    if (kind.forms.cross) group.cases.push_back(mixer_case(kind, "cross", inputs));
-    if (kind.forms.key_mask) group.cases.push_back(mixer_case(kind, "key mask", inputs));
+    const auto add_case = [&](bool there, const std::string& form, const std::string& options) {
+      if (there) group.cases.push_back(mixer_case(kind, form, options, inputs));
+    };
+    add_case(kind.forms.causal, "causal", kind.check_options);
+    add_case(kind.forms.documents, "documents", kind.check_options);
+    add_case(kind.forms.bidirectional, "bidirectional", kind.check_options);
+    add_case(kind.forms.cross, "cross", kind.check_options);
+    add_case(kind.forms.key_mask, "key mask", kind.check_options);
+    const bool another = !kind.causal_check_options.empty();
+    add_case(another, "causal", kind.causal_check_options);
+    add_case(another && kind.forms.documents, "documents", kind.causal_check_options);
     groups.push_back(std::move(group));
   }
   return groups;

@@ -13,6 +13,9 @@ struct AttentionOptions {
   int64_t window = 0;
   /// Factor of the scores. 0: dk^-1/2.
   double scale = 0;
+  /// With causal: int32 [B, Tk], not 0 where a document begins, of which no query sees what stands before.
+  /// Undefined: nowhere.
+  Tensor documents = {};
 };
 
 /// o[b, t, h] = sum over j of softmax_j(scale q[b, t, h] . k[b, j, g]) v[b, j, g], over the keys j that query
@@ -24,13 +27,17 @@ struct AttentionOptions {
 /// are narrowed along B or T, such as the filled part of a cache. key_mask int32 [B, Tk]: keys whose entry is
 /// 0 are seen by no query, and nothing of them is read; undefined: none is masked.
 ///
-/// Saved for backward: q, k, v, o and two numbers a row [B, H, Tq]; the scores are never held at once. With n
-/// visible pairs of query and key, 2 B H n (dk + dv) FLOPs forward; 2 B H n (4 dk + 3 dv) backward, which
-/// computes the scores again, once for dq and once for dk and dv.
-/// Throws Error when shapes or types do not go together; UsageError when Hkv does not divide H, and for a
-/// window without causal.
+/// log_decay <= 0 [B, Tk, H], with causal: the score of a pair gets the sum of the log decays of the tokens
+/// behind the key, up to the query, so that the weight of a key is multiplied by a factor for each of them.
+/// Undefined: none. Lin et al.: Forgetting Transformer, 2025 (arXiv 2503.02130).
+///
+/// Saved for backward: q, k, v, o, two numbers a row [B, H, Tq], and the running sums of log decays, in
+/// double; the scores are never held at once. With n visible pairs of query and key, 2 B H n (dk + dv) FLOPs
+/// forward; 2 B H n (4 dk + 3 dv) backward, which computes the scores again, once for dq and once for dk and
+/// dv. Throws Error when shapes or types do not go together; UsageError when Hkv does not divide H, and for a
+/// window, documents or log decays without causal.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const AttentionOptions& options,
-                   const Tensor& key_mask = {});
+                   const Tensor& key_mask = {}, const Variable& log_decay = {});
 
 std::vector<GradCase> attention_cases(CaseInputs& inputs);
 

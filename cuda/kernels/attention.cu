@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "cuda/kernels/attention.cuh"
+#include "cuda/kernels/map.cuh"
 #include "tensor/allocator.h"
 #include "tensor/kernels/vector_math.h"
 
@@ -145,8 +146,9 @@ __global__ void attend(Visibility visible, Heads<const T> q, Heads<const T> k, H
     place.dot(q_rows, k_rows, scores);
 #pragma unroll
     for (int r = 0; r < thread_rows<T>; ++r) {
-      const bool seen = visible.sees(own.b, own.first + place.row(r), first + place.column);
-      const T score = T(s.scale) * scores[r];
+      const int64_t query = own.first + place.row(r), key = first + place.column;
+      const bool seen = visible.sees(own.b, query, key);
+      const T score = T(s.scale) * scores[r] + (seen ? visible.decay<T>(own.b, own.head, query, key) : T(0));
       const T before = row_max[r];
       row_max[r] =
           Maximum::join(before, row_reduce<Maximum>(seen ? score : std::numeric_limits<T>::lowest()));
@@ -205,7 +207,7 @@ __global__ void row_statistics(Visibility visible, Heads<const T> o, Heads<const
   for (int64_t c = lane; c < s.value_dim; c += 32) dot += o.at(b, query, head)[c] * d_o.at(b, query, head)[c];
   int64_t keys = 0;
   const Range range = visible.keys_of(query, 1);
-  for (int64_t key = range.begin + lane; key < range.end; key += 32) keys += visible.keeps(b, key);
+  for (int64_t key = range.begin + lane; key < range.end; key += 32) keys += visible.sees(b, query, key);
   dot = warp_reduce<Sum>(dot);
   keys = warp_reduce<Sum>(keys);
   if (lane != 0) return;
@@ -214,7 +216,7 @@ __global__ void row_statistics(Visibility visible, Heads<const T> o, Heads<const
 }
 
 template <class T, Side side>
-__global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads<T> db) {
+__global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads<T> db, double* score_sums) {
   constexpr bool own_keys = side == Side::keys;
   __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> p_array;
   __shared__ SharedArray<T, tile<T>*(tile<T> + 1)> ds_array;
@@ -248,6 +250,7 @@ __global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads
   T qk[thread_rows<T>], dov[thread_rows<T>], ones[thread_rows<T>];
   for (T& one : ones) one = 1;
   for (int64_t head = others.begin_head; head < others.end_head; ++head) {
+    T ds_sums[thread_rows<T>] = {};  // of this thread's column
     for (int64_t first = others.tokens.begin; first < others.tokens.end; first += tile<T>) {
       other_a.load(other_operands.a, own.b, first, head, is_other);
       other_b.load(other_operands.b, own.b, first, head, is_other);
@@ -258,18 +261,27 @@ __global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads
       for (int r = 0; r < thread_rows<T>; ++r) {
         const int64_t mine = own.first + place.row(r);
         const int64_t theirs = first + place.column;
-        const int64_t query = own_keys ? theirs : mine;
+        const int64_t query = own_keys ? theirs : mine, key = own_keys ? mine : theirs;
+        const int64_t query_head = own_keys ? head : own.head;
         p.at(place.row(r), place.column) = -1;  // says that it isn't seen
-        if (!visible.sees(own.b, query, own_keys ? mine : theirs)) continue;
-        const RowStatistics<T> row = saved.row(s, own.b, own_keys ? head : own.head, query);
-        const T e = vector_exp(T(s.scale) * qk[r] - row.maximum);
+        if (!visible.sees(own.b, query, key)) continue;
+        const RowStatistics<T> row = saved.row(s, own.b, query_head, query);
+        const T score = T(s.scale) * qk[r] + visible.decay<T>(own.b, query_head, query, key);
+        const T e = vector_exp(score - row.maximum);
         p.at(place.row(r), place.column) = row.inverse_sum * e;
         ds.at(place.row(r), place.column) = row.slope * e * (dov[r] - row.delta);
+        ds_sums[r] += row.slope * e * (dov[r] - row.delta);
       }
       __syncwarp();  // a row's entries are those of one warp
       if constexpr (own_keys) place.add(ones, p, p, other_b, db_rows);
       place.add(ones, ds, p, other_a, da_rows);
       __syncthreads();  // all have used the tiles
+    }
+    if (!own_keys || score_sums == nullptr) continue;
+    for (int r = 0; r < thread_rows<T>; ++r) {
+      const int64_t key = own.first + place.row(r);
+      const T total = row_reduce<Sum>(ds_sums[r]);
+      if (place.column == 0 && key < s.keys) score_sums[(own.b * s.heads + head) * s.keys + key] = total;
     }
   }
   const int64_t tokens = own_keys ? s.keys : s.queries;
@@ -288,7 +300,7 @@ __global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads
 /// The gradients of the own side's operands; db is of keys alone.
 template <class T, Side side>
 void launch_gradients(const Cuda& device, const Visibility& visible, const Saved<T>& saved, Heads<T> da,
-                      Heads<T> db = {}) {
+                      Heads<T> db = {}, double* score_sums = nullptr) {
   const AttentionShape& s = visible.s;
   const bool keys = side == Side::keys;
   const unsigned blocks =
@@ -299,7 +311,7 @@ void launch_gradients(const Cuda& device, const Visibility& visible, const Saved
   }
   launch<gradients<T, side>>(
       device, {blocks, attention_threads, shared_bytes<T>(s.key_dim, s.value_dim, 3, keys ? 3 : 2)}, visible,
-      saved, da, db);
+      saved, da, db, score_sums);
 }
 
 }  // namespace
@@ -307,7 +319,8 @@ void launch_gradients(const Cuda& device, const Visibility& visible, const Saved
 template <class T>
 void attention_backward(Cuda device, const AttentionShape& s, Heads<const T> q, Heads<const T> k,
                         Heads<const T> v, const int32_t* key_mask, Heads<const T> o, const T* maximum,
-                        const T* sum, Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
+                        const T* sum, Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv,
+                        double* score_sums) {
   const Visibility visible(s, key_mask);
   const int64_t rows = s.batch * s.heads * s.queries;
   Scratch<RowStatistics<T>> statistics(rows, device);
@@ -317,15 +330,56 @@ void attention_backward(Cuda device, const AttentionShape& s, Heads<const T> q, 
   }
   const Saved<T> saved{{q, d_o}, {k, v}, statistics.data()};
   launch_gradients<T, Side::queries>(device, visible, saved, dq);
-  launch_gradients<T, Side::keys>(device, visible, saved, dk, dv);
+  launch_gradients<T, Side::keys>(device, visible, saved, dk, dv, score_sums);
 }
 
-#define INSTANTIATE(T)                                                                                    \
-  template void attention_forward<T>(Cuda, const AttentionShape&, Heads<const T>, Heads<const T>,         \
-                                     Heads<const T>, const int32_t*, Heads<T>, T*, T*);                   \
-  template void attention_backward<T>(Cuda, const AttentionShape&, Heads<const T>, Heads<const T>,        \
-                                      Heads<const T>, const int32_t*, Heads<const T>, const T*, const T*, \
-                                      Heads<const T>, Heads<T>, Heads<T>, Heads<T>);
+void document_begins(Cuda device, int64_t batch, int64_t length, const int32_t* documents, int64_t* begins) {
+  map(device, batch * length, [=] __device__(int64_t i) {
+    int64_t begin = i % length;
+    while (begin > 0 && documents[i - i % length + begin] == 0) --begin;
+    begins[i] = begin;
+  });
+}
+
+// A thread has a head of a sequence, and adds up in the order of its tokens.
+template <class T>
+void attention_decay_forward(Cuda device, int64_t batch, int64_t length, int64_t heads, const T* log_decay,
+                             const int64_t* begins, double* decay) {
+  map(device, batch * heads, [=] __device__(int64_t row) {
+    const int64_t b = row / heads, head = row % heads;
+    double sum = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      const bool first = t == 0 || (begins != nullptr && begins[b * length + t] == t);
+      sum = first ? 0 : sum + log_decay[(b * length + t) * heads + head];
+      decay[row * length + t] = sum;
+    }
+  });
+}
+
+template <class T>
+void attention_decay_backward(Cuda device, int64_t batch, int64_t length, int64_t heads,
+                              const double* score_sums, const int64_t* begins, T* dlog_decay) {
+  map(device, batch * heads, [=] __device__(int64_t row) {
+    const int64_t b = row / heads, head = row % heads;
+    double sum = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      if (begins != nullptr && begins[b * length + t] == t) sum = 0;
+      dlog_decay[(b * length + t) * heads + head] = static_cast<T>(sum);
+      sum += score_sums[row * length + t];
+    }
+  });
+}
+
+#define INSTANTIATE(T)                                                                                      \
+  template void attention_forward<T>(Cuda, const AttentionShape&, Heads<const T>, Heads<const T>,           \
+                                     Heads<const T>, const int32_t*, Heads<T>, T*, T*);                     \
+  template void attention_backward<T>(Cuda, const AttentionShape&, Heads<const T>, Heads<const T>,          \
+                                      Heads<const T>, const int32_t*, Heads<const T>, const T*, const T*,   \
+                                      Heads<const T>, Heads<T>, Heads<T>, Heads<T>, double*);               \
+  template void attention_decay_forward<T>(Cuda, int64_t, int64_t, int64_t, const T*, const int64_t*,       \
+                                           double*);                                                        \
+  template void attention_decay_backward<T>(Cuda, int64_t, int64_t, int64_t, const double*, const int64_t*, \
+                                            T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

@@ -32,13 +32,22 @@ struct Visibility {
   __device__ bool sees(int64_t b, int64_t query, int64_t key) const {
     const int64_t newest = query + s.keys - s.queries;
     const bool in_window = !s.causal || (key <= newest && key > newest - window);
-    return in_window && query < s.queries && keeps(b, key);
+    if (!in_window || query >= s.queries || !keeps(b, key)) return false;
+    return s.begins == nullptr || key >= s.begins[b * s.keys + newest];
+  }
+  /// What the score of a query and a key that it sees gets from the decays.
+  template <class T>
+  __device__ T decay(int64_t b, int64_t head, int64_t query, int64_t key) const {
+    if (s.decay == nullptr) return 0;
+    const double* const of_head = s.decay + (b * s.heads + head) * s.keys;
+    return static_cast<T>(of_head[query + s.keys - s.queries] - of_head[key]);
   }
   /// Whether each of `queries` queries surely sees each of `keys` keys.
   __device__ bool all_see_all(int64_t query, int64_t queries, int64_t key, int64_t keys) const {
     const int64_t oldest = query + s.keys - s.queries;  // of the newest keys of each
     const bool in_window = !s.causal || (key + keys - 1 <= oldest && key > oldest + queries - 1 - window);
-    return in_window && key_mask == nullptr && query + queries <= s.queries && key + keys <= s.keys;
+    return in_window && key_mask == nullptr && s.begins == nullptr && query + queries <= s.queries &&
+           key + keys <= s.keys;
   }
   /// The keys that some of `count` queries see if the mask keeps them.
   __device__ Range keys_of(int64_t first, int64_t count) const {
@@ -127,8 +136,8 @@ __device__ Others others_of(const Visibility& visible, const Own& own, int tile)
   return {own.head * group, (own.head + 1) * group, visible.queries_of(own.first, tile)};
 }
 
-/// Whether products of tiles are to be rounded to bfloat16, and heads are narrow enough for the kernels that
-/// do it: 128.
+/// Whether products of tiles are to be rounded to bfloat16, heads are narrow enough for the kernels that do
+/// it, 128, and there are no decays, which these kernels don't know.
 bool attends_in_bf16(const AttentionShape& shape);
 void attend_in_bf16(const Cuda& device, const Visibility& visible, Heads<const float> q, Heads<const float> k,
                     Heads<const float> v, Heads<float> o, float* maximum, float* sum);

@@ -297,7 +297,8 @@ int64_t row_bytes(int64_t rows, int width) {
 }  // namespace
 
 bool attends_in_bf16(const AttentionShape& s) {
-  return matrix_precision() == MatrixPrecision::bfloat16 && std::max(s.key_dim, s.value_dim) <= widest;
+  const bool fits = s.decay == nullptr && std::max(s.key_dim, s.value_dim) <= widest;
+  return matrix_precision() == MatrixPrecision::bfloat16 && fits;
 }
 
 void attend_in_bf16(const Cuda& device, const Visibility& visible, Heads<const float> q, Heads<const float> k,

@@ -40,7 +40,17 @@ class Visibility {
         window_(shape.window > 0 ? std::min(shape.window, shape.queries + shape.keys)
                                  : shape.queries + shape.keys),
         storage_(key_mask != nullptr ? shape.batch * shape.keys : 0),
-        places_(storage_.data()) {
+        places_(storage_.data()),
+        ends_storage_(shape.begins != nullptr ? shape.batch * shape.keys : 0),
+        ends_(ends_storage_.data()) {
+    parallel_tasks(ends_ != nullptr ? shape.batch : 0, [&](int64_t b) {
+      const int64_t* const begins = shape.begins + b * shape.keys;
+      int64_t* const ends = ends_ + b * shape.keys;
+      for (int64_t t = shape.keys - 1; t >= 0; --t) {
+        const bool last = t == shape.keys - 1 || begins[t + 1] != begins[t];
+        ends[t] = last ? t + 1 : ends[t + 1];
+      }
+    });
     for (int64_t b = 0; places_ != nullptr && b < shape.batch; ++b) {
       int64_t* place = places_ + b * shape.keys;
       int64_t* const end = place + shape.keys;
@@ -58,16 +68,26 @@ class Visibility {
   Range keys_of(int64_t batch, int64_t query) const {
     if (!shape_.causal) return {0, keys(batch)};
     const int64_t end = query + shape_.keys - shape_.queries + 1;
-    return {kept_before(batch, end - window_), kept_before(batch, end)};
+    int64_t begin = end - window_;
+    if (shape_.begins != nullptr && end > 0)
+      begin = std::max(begin, shape_.begins[batch * shape_.keys + end - 1]);
+    return {kept_before(batch, begin), kept_before(batch, end)};
   }
 
   /// The queries that see a key.
   Range queries_of(int64_t batch, int64_t key) const {
     if (!shape_.causal) return {0, shape_.queries};
-    const int64_t place = places_ != nullptr ? places_[batch * shape_.keys + key] : key;
-    const int64_t begin = place + shape_.queries - shape_.keys;
-    return {std::clamp<int64_t>(begin, 0, shape_.queries),
-            std::clamp<int64_t>(begin + window_, 0, shape_.queries)};
+    const int64_t before = shape_.keys - shape_.queries;
+    const int64_t place = place_of(batch, key);
+    int64_t end = place + window_;
+    if (shape_.begins != nullptr) end = std::min(end, ends_[batch * shape_.keys + place]);
+    return {std::clamp<int64_t>(place - before, 0, shape_.queries),
+            std::clamp<int64_t>(end - before, 0, shape_.queries)};
+  }
+
+  /// A kept key's number among all.
+  int64_t place_of(int64_t batch, int64_t key) const {
+    return places_ != nullptr ? places_[batch * shape_.keys + key] : key;
   }
 
   /// How many elements a copy of the kept keys needs, for `width` elements a key and head.
@@ -124,6 +144,8 @@ class Visibility {
   int64_t window_;
   Scratch<int64_t> storage_;
   int64_t* places_;  // [B, Tk], each kept key's number among all, the rest Tk; null: all are kept
+  Scratch<int64_t> ends_storage_;
+  int64_t* ends_;  // [B, Tk], behind the last token of each one's document; with begins alone
 };
 
 /// Scores between some rows and some columns: queries and keys, or keys and queries.
@@ -261,6 +283,22 @@ void for_each_seen(const Tile& tile, T* scores, const Body& body) {
   }
 }
 
+/// The decays of neighbouring kept keys, and of neighbouring queries, of one head.
+struct Decays {
+  const AttentionShape& s;
+  const Visibility& visible;
+
+  const double* of_head(int64_t batch, int64_t head) const {
+    return s.decay + (batch * s.heads + head) * s.keys;
+  }
+  double of_key(int64_t batch, int64_t head, int64_t key) const {
+    return of_head(batch, head)[visible.place_of(batch, key)];
+  }
+  const double* of_queries(int64_t batch, int64_t head, int64_t query) const {
+    return of_head(batch, head) + query + s.keys - s.queries;
+  }
+};
+
 /// A task: neighbouring tokens of one head of one sample.
 struct Task {
   int64_t batch, head, first, rows;
@@ -301,6 +339,7 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
   Scratch<T> k_copy(visible.copy_elements(s.key_dim)), v_copy(visible.copy_elements(s.value_dim));
   k = visible.gather(k, k_copy.data());
   v = visible.gather(v, v_copy.data());
+  const Decays decays{s, visible};
 
   for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
     const int64_t key_head = task.head / (s.heads / s.key_heads);
@@ -317,8 +356,18 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
     const auto seen = [&](int64_t i) { return visible.keys_of(task.batch, task.first + i); };
     for_each_tile(task.rows, seen, [&](const Tile& tile, int64_t key) {
       dot_seen(tile, T(s.scale), q_rows, rows_of(k, task.batch, key, key_head), p);
+      double key_decays[tile_columns];
+      for (int64_t j = 0; s.decay != nullptr && j < tile.columns; ++j) {
+        key_decays[j] = decays.of_key(task.batch, task.head, key + j);
+      }
       for_each_seen(tile, p, [&](int64_t i, int64_t begin, int64_t end) {
         T* const score = p + i * tile_columns;
+        if (s.decay != nullptr) {
+          const double mine = *decays.of_queries(task.batch, task.head, task.first + i);
+          for (int64_t j = tile.seen[i].begin; j < tile.seen[i].end; ++j) {
+            score[j] += static_cast<T>(mine - key_decays[j]);
+          }
+        }
         const T before = row_max[i];
         const T now = std::max(before, row_maximum(end - begin, score + begin));
         for (int64_t j = begin; j < end; ++j) score[j] = vector_exp(score[j] - now);
@@ -377,11 +426,13 @@ void statistics(const AttentionShape& s, const Visibility& visible, Heads<const 
 /// them. A key's gradients are finished with its tile; those of the queries grow from one tile to the next.
 template <class T>
 void backward_head(const Saved<T>& saved, int64_t batch, int64_t key_head, Heads<T> dq, Heads<T> dk,
-                   Heads<T> dv) {
+                   Heads<T> dv, double* score_sums) {
   const AttentionShape& s = saved.shape;
+  const Decays decays{s, saved.visible};
   const int64_t group = s.heads / s.key_heads;
   for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
     clear(s.queries, rows_of(dq, batch, 0, head));
+    if (score_sums != nullptr) std::fill_n(score_sums + (batch * s.heads + head) * s.keys, s.keys, 0.0);
   }
   const int64_t keys = saved.visible.keys(batch);
   for (int64_t first = 0; first < keys; first += tile_rows) {
@@ -410,12 +461,24 @@ void backward_head(const Saved<T>& saved, int64_t batch, int64_t key_head, Heads
         for_each_seen(tile, p, [&](int64_t j, int64_t begin, int64_t end) {
           T* const score = p + j * tile_columns;
           T* const ds = dp + j * tile_columns;
+          if (s.decay != nullptr) {
+            const double mine = decays.of_key(batch, head, first + j);
+            const double* const theirs = decays.of_queries(batch, head, query);
+            for (int64_t i = tile.seen[j].begin; i < tile.seen[j].end; ++i) {
+              score[i] += static_cast<T>(theirs[i] - mine);
+            }
+          }
           for (int64_t i = begin; i < end; ++i) {
             const T e = vector_exp(score[i] - maximum[i]);
             score[i] = inverse_sum[i] * e;
             ds[i] = slope[i] * e * (ds[i] - delta[i]);
           }
         });
+        for (int64_t j = 0; score_sums != nullptr && j < rows; ++j) {
+          double& total =
+              score_sums[(batch * s.heads + head) * s.keys + saved.visible.place_of(batch, first + j)];
+          for (int64_t i = tile.seen[j].begin; i < tile.seen[j].end; ++i) total += dp[j * tile_columns + i];
+        }
         add_seen(tile, T(1), p, d_o, dv_rows);
         add_seen(tile, T(s.scale), dp, q, dk_rows);
         add_seen_by(tile, T(s.scale), dp, k, rows_of(dq, batch, query, head));
@@ -430,7 +493,7 @@ void backward_head(const Saved<T>& saved, int64_t batch, int64_t key_head, Heads
 template <class T>
 void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<const T> k, Heads<const T> v,
                         const int32_t* key_mask, Heads<const T> o, const T* maximum, const T* sum,
-                        Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
+                        Heads<const T> d_o, Heads<T> dq, Heads<T> dk, Heads<T> dv, double* score_sums) {
   const Visibility visible(s, key_mask);
   const int64_t rows = s.batch * s.heads * s.queries;
   Scratch<T> inverse_sum(rows), slope(rows), delta(rows);
@@ -451,18 +514,69 @@ void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<co
   const Heads<T> dk_kept = visible.kept(dk, dk_copy.data());
   const Heads<T> dv_kept = visible.kept(dv, dv_copy.data());
   parallel_tasks(s.batch * s.key_heads, [&](int64_t index) {
-    backward_head(saved, index / s.key_heads, index % s.key_heads, dq, dk_kept, dv_kept);
+    backward_head(saved, index / s.key_heads, index % s.key_heads, dq, dk_kept, dv_kept, score_sums);
   });
   visible.scatter(dk_kept, dk);
   visible.scatter(dv_kept, dv);
 }
 
-#define INSTANTIATE(T)                                                                                    \
-  template void attention_forward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,          \
-                                     Heads<const T>, const int32_t*, Heads<T>, T*, T*);                   \
-  template void attention_backward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,         \
-                                      Heads<const T>, const int32_t*, Heads<const T>, const T*, const T*, \
-                                      Heads<const T>, Heads<T>, Heads<T>, Heads<T>);
+void document_begins(Cpu, int64_t batch, int64_t length, const int32_t* documents, int64_t* begins) {
+  parallel_tasks(batch, [=](int64_t b) {
+    int64_t begin = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      if (documents[b * length + t] != 0) begin = t;
+      begins[b * length + t] = begin;
+    }
+  });
+}
+
+namespace {
+
+/// Calls step(element of [B, T, H], element of [B, H, T], whether a document begins, sum) from the first
+/// token of each head of a sequence to its last. The sum is 0 again where a document begins.
+template <class Step>
+void along_heads(int64_t batch, int64_t length, int64_t heads, const int64_t* begins, const Step& step) {
+  parallel_tasks(batch * heads, [=](int64_t row) {
+    const int64_t b = row / heads, head = row % heads;
+    double sum = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      const bool first = t == 0 || (begins != nullptr && begins[b * length + t] == t);
+      if (first) sum = 0;
+      step((b * length + t) * heads + head, row * length + t, first, sum);
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void attention_decay_forward(Cpu, int64_t batch, int64_t length, int64_t heads, const T* log_decay,
+                             const int64_t* begins, double* decay) {
+  along_heads(batch, length, heads, begins, [=](int64_t token, int64_t place, bool first, double& sum) {
+    if (!first) sum += log_decay[token];
+    decay[place] = sum;
+  });
+}
+
+template <class T>
+void attention_decay_backward(Cpu, int64_t batch, int64_t length, int64_t heads, const double* score_sums,
+                              const int64_t* begins, T* dlog_decay) {
+  along_heads(batch, length, heads, begins, [=](int64_t token, int64_t place, bool, double& sum) {
+    dlog_decay[token] = static_cast<T>(sum);
+    sum += score_sums[place];
+  });
+}
+
+#define INSTANTIATE(T)                                                                                     \
+  template void attention_forward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,           \
+                                     Heads<const T>, const int32_t*, Heads<T>, T*, T*);                    \
+  template void attention_backward<T>(Cpu, const AttentionShape&, Heads<const T>, Heads<const T>,          \
+                                      Heads<const T>, const int32_t*, Heads<const T>, const T*, const T*,  \
+                                      Heads<const T>, Heads<T>, Heads<T>, Heads<T>, double*);              \
+  template void attention_decay_forward<T>(Cpu, int64_t, int64_t, int64_t, const T*, const int64_t*,       \
+                                           double*);                                                       \
+  template void attention_decay_backward<T>(Cpu, int64_t, int64_t, int64_t, const double*, const int64_t*, \
+                                            T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

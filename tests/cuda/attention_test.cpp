@@ -1,6 +1,7 @@
 // Attention on the GPU against that on the CPU.
 #include "tensor/kernels/attention.h"
 
+#include <cmath>
 #include <limits>
 
 #include "tests/cuda/compare.h"
@@ -48,12 +49,14 @@ void attend_both_ways(const AttentionShape& s, const std::vector<int32_t>& mask,
   const auto o = query_heads(operands.template out<T>(rows * s.value_dim), s.value_dim);
   T* maximum = operands.template out<T>(rows);
   T* sum = operands.template out<T>(rows);
+  double* score_sums =
+      s.decay != nullptr ? operands.template out<double>(s.batch * s.heads * s.keys) : nullptr;
   attention_forward<T>(device, s, q, k, v, key_mask, o, maximum, sum);
   attention_backward<T>(device, s, q, k, v, key_mask, o, maximum, sum,
                         query_heads(operands.in(waves<T>(rows * s.value_dim, 3)), s.value_dim),
                         query_heads(operands.template out<T>(rows * s.key_dim), s.key_dim),
                         key_heads(operands.template out<T>(key_rows * s.key_dim), s.key_dim),
-                        key_heads(operands.template out<T>(key_rows * s.value_dim), s.value_dim));
+                        key_heads(operands.template out<T>(key_rows * s.value_dim), s.value_dim), score_sums);
 }
 
 }  // namespace
@@ -89,6 +92,38 @@ TEST_CASE_TEMPLATE("cuda/attention: masked keys are never read", T, float, doubl
       attend_both_ways<T>(s, mask, keys, values, device, operands);
     });
   }
+  check_barriers();
+  check_stores();
+}
+
+TEST_CASE_TEMPLATE("cuda/attention: documents and decays", T, float, double) {
+  for (AttentionShape s : {AttentionShape{2, 70, 70, 2, 1, 5, 3, true, 0, 0.5},
+                           AttentionShape{1, 20, 40, 4, 2, 3, 5, true, 9, 0.5}}) {
+    CAPTURE(s.queries);
+    const int64_t tokens = s.batch * s.keys;
+    std::vector<int32_t> documents(tokens);
+    for (int64_t i = 0; i < tokens; ++i) documents[i] = i % 23 == 7 ? 1 : 0;
+    std::vector<T> log_decay = waves<T>(tokens * s.heads, 4);
+    for (T& value : log_decay) value = -std::abs(value);
+    const std::vector<T> keys = waves<T>(s.batch * s.key_heads * s.keys * s.key_dim, 1);
+    const std::vector<T> values = waves<T>(s.batch * s.key_heads * s.keys * s.value_dim, 2);
+    std::vector<double> sums(tokens * s.heads);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = std::sin(static_cast<double>(i));
+    check_same(tolerance<T>, [&](auto device, auto& operands) {
+      int64_t* begins = operands.template out<int64_t>(tokens);
+      double* decay = operands.template out<double>(tokens * s.heads);
+      document_begins(device, s.batch, s.keys, operands.in(documents), begins);
+      attention_decay_forward(device, s.batch, s.keys, s.heads, operands.in(log_decay), begins, decay);
+      attention_decay_backward(device, s.batch, s.keys, s.heads, operands.in(sums), begins,
+                               operands.template out<T>(tokens * s.heads));
+      AttentionShape with = s;
+      with.begins = begins;
+      attend_both_ways<T>(with, {}, keys, values, device, operands);
+      with.decay = decay;
+      attend_both_ways<T>(with, {}, keys, values, device, operands);
+    });
+  }
+  check_ran("gradients");
   check_barriers();
   check_stores();
 }

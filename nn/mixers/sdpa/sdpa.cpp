@@ -1,6 +1,9 @@
 // Softmax attention: the baseline. Derivation and references in sdpa.md.
+#include <optional>
+
 #include "autograd/ops/attention.h"
 #include "autograd/ops/elementwise.h"
+#include "autograd/ops/norm.h"
 #include "autograd/ops/rope.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
@@ -9,8 +12,12 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .bidirectional = true, .cross = true, .key_mask = true, .rope = true};
+const MixerForms forms{
+    .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true, .rope = true};
 
+/// The state's tensors are the convolutions' tails, if any, and behind them the cache: stores of keys,
+/// values, log decays, if any, and, once documents have been read, where they begin. All stores are [B,
+/// capacity, ...].
 class Sdpa final : public Mixer {
  public:
   Sdpa(const MixerConfig& config, Initialiser& initialiser)
@@ -30,81 +37,153 @@ class Sdpa final : public Mixer {
     declare("k", k_);
     declare("v", v_);
     declare("out", out_);
+    if (config.option("conv") != 0) {
+      declare("q_conv", q_conv_.emplace(width_, initialiser));
+      declare("k_conv", k_conv_.emplace(key_heads_ * head_size_, initialiser));
+      declare("v_conv", v_conv_.emplace(key_heads_ * head_size_, initialiser));
+    }
+    if (config.option("qk_norm") != 0) {
+      declare_norm("q_norm", q_norm_, initialiser);
+      declare_norm("k_norm", k_norm_, initialiser);
+    }
+    if (config.option("forget") != 0) declare("decay", decay_.emplace(width_, heads_, initialiser));
+    if (config.option("gate") != 0) {
+      declare("gate", gate_.emplace(width_, width_, false, initialiser));
+      declare_norm("norm", norm_, initialiser);
+    }
   }
 
-  /// An empty KV cache. With a window it needs room for little more than the window, however long the text.
+  /// With a window the cache needs room for little more than the window, however long the text.
   MixerState initial_state(int64_t batch, int64_t capacity) const override {
     if (window_ > 0) capacity = std::min(capacity, 2 * window_);
+    capacity = std::max<int64_t>(1, capacity);
+    const Tensor& like = k_.weight().value();
+    const auto store = [&](const Shape& shape) { return Tensor::empty(shape, like.dtype(), like.device()); };
     MixerState state;
-    state.tensors = {make_store(batch, std::max<int64_t>(1, capacity)),
-                     make_store(batch, std::max<int64_t>(1, capacity))};
+    if (q_conv_) {
+      state.tensors = {q_conv_->empty_tail(batch), k_conv_->empty_tail(batch), v_conv_->empty_tail(batch)};
+    }
+    state.tensors.push_back(store({batch, capacity, key_heads_, head_size_}));
+    state.tensors.push_back(store({batch, capacity, key_heads_, head_size_}));
+    if (decay_) state.tensors.push_back(store({batch, capacity, heads_}));
     return state;
   }
 
   double flops_per_token(int64_t length) const override {
     const int64_t seen = window_ > 0 ? std::min(window_, length) : length;
-    return 4.0 * static_cast<double>(seen) * static_cast<double>(width_);
+    const int64_t convolved = q_conv_ ? width_ + 2 * key_heads_ * head_size_ : 0;
+    return 4.0 * static_cast<double>(seen) * static_cast<double>(width_) +
+           2.0 * static_cast<double>(ShortConv::taps * convolved);
   }
 
  protected:
   Variable mix(const MixerInput& input) override {
-    check_usage(window_ == 0 || input.causal, "[sdpa] a window needs the causal form");
+    for (const auto& [used, name] : {std::pair{window_ > 0, "a window"},
+                                     {q_conv_.has_value(), "a convolution"},
+                                     {decay_.has_value(), "a forget gate"}}) {
+      check_usage(!used || input.causal, "[sdpa] ", name, " needs the causal form");
+    }
     const Variable& source = input.context.defined() ? input.context : input.x;
-    const int64_t position = input.state != nullptr ? input.state->position : 0;
-    Variable q = heads(q_.forward(input.x), heads_);     // [B, T, H, d]
-    Variable k = heads(k_.forward(source), key_heads_);  // [B, Tk, Hkv, d]
-    Variable v = heads(v_.forward(source), key_heads_);
-    if (rope_) {
-      q = rope(q, position, theta_);
-      k = rope(k, position, theta_);
-    }
+    const Variable q =
+        positioned(normalised(project(q_, q_conv_, 0, heads_, input.x, input), q_norm_), input);
+    Variable k = positioned(normalised(project(k_, k_conv_, 1, key_heads_, source, input), k_norm_), input);
+    Variable v = project(v_, v_conv_, 2, key_heads_, source, input);
+    Variable log_decay = decay_ ? decay_->forward(input.x) : Variable();
+    AttentionOptions options{.causal = input.causal, .window = window_, .documents = input.documents};
     if (input.state != nullptr) {
-      append(*input.state, k.value(), v.value());
-      k = Variable(input.state->tensors[0].narrow(1, 0, input.state->held));
-      v = Variable(input.state->tensors[1].narrow(1, 0, input.state->held));
+      const Tensors cache = extended(*input.state, k.value(), v.value(), log_decay, input.documents);
+      k = Variable(cache[0]);
+      v = Variable(cache[1]);
+      if (decay_) log_decay = Variable(cache[2].contiguous());
+      if (cache.size() > stores()) options.documents = cache.back().contiguous();
     }
-    const AttentionOptions options{.causal = input.causal, .window = window_};
-    const Variable o = attention(q, k, v, options, input.key_mask);
+    Variable o = attention(q, k, v, options, input.key_mask, log_decay);  // [B, T, H, d]
+    if (gate_) o = gated_rms_norm(o, reshape(gate_->forward(input.x), o.shape()), norm_);
     return out_.forward(reshape(o, input.x.shape()));
   }
 
  private:
-  Variable heads(const Variable& x, int64_t count) const {
-    return reshape(x, {x.shape()[0], x.shape()[1], count, head_size_});
+  void declare_norm(const char* name, Variable& norm, Initialiser& initialiser) {
+    norm = initialiser.constant({head_size_}, 1);
+    declare(name, norm, Decay::no);
   }
 
-  /// Room for keys or values: [B, capacity, Hkv, d].
-  Tensor make_store(int64_t batch, int64_t capacity) const {
-    const Tensor& like = k_.weight().value();
-    return Tensor::empty({batch, capacity, key_heads_, head_size_}, like.dtype(), like.device());
-  }
-
-  /// Puts new keys and values behind those that the cache holds; a full cache moves to a larger store,
-  /// leaving behind what the window has passed.
-  void append(MixerState& state, const Tensor& k, const Tensor& v) const {
-    const int64_t batch = k.shape()[0], tokens = k.shape()[1];
-    if (state.held + tokens > state.tensors[0].shape()[1]) {
-      const int64_t kept = window_ > 0 ? std::min(state.held, window_ - 1) : state.held;
-      const int64_t capacity = std::max(kept + tokens, window_ > 0 ? 2 * window_ : 2 * kept);
-      for (Tensor& store : state.tensors) {
-        Tensor larger = make_store(batch, capacity);
-        larger.narrow(1, 0, kept).copy_from(store.narrow(1, state.held - kept, kept));
-        store = larger;
-      }
-      state.held = kept;
+  Variable project(const Linear& projection, const std::optional<ShortConv>& conv, int tail, int64_t heads,
+                   const Variable& x, const MixerInput& input) const {
+    Variable y = projection.forward(x);
+    if (conv) {
+      y = conv->forward(y, input.state != nullptr ? &input.state->tensors[tail] : nullptr, input.documents);
     }
-    state.tensors[0].narrow(1, state.held, tokens).copy_from(k);
-    state.tensors[1].narrow(1, state.held, tokens).copy_from(v);
+    return reshape(y, {x.shape()[0], x.shape()[1], heads, head_size_});
+  }
+
+  static Variable normalised(const Variable& x, const Variable& norm) {
+    return norm.defined() ? rms_norm(x, norm) : x;
+  }
+
+  Variable positioned(const Variable& x, const MixerInput& input) const {
+    return rope_ ? rope(x, input.state != nullptr ? input.state->position : 0, theta_) : x;
+  }
+
+  /// Stores of keys, values and log decays, without that of the begins of documents.
+  size_t stores() const { return decay_ ? 3 : 2; }
+
+  /// Puts new tokens behind those that the cache holds; returns what it holds now, as views.
+  Tensors extended(MixerState& state, const Tensor& k, const Tensor& v, const Variable& log_decay,
+                   const Tensor& documents) const {
+    const int64_t batch = k.shape()[0], tokens = k.shape()[1];
+    const size_t first = q_conv_ ? 3 : 0;
+    Tensors added = {k, v};
+    if (decay_) added.push_back(log_decay.value());
+    const bool kept_begins = state.tensors.size() > first + stores();
+    if (documents.defined() && !kept_begins) {
+      state.tensors.push_back(
+          Tensor::zeros({batch, state.tensors[first].shape()[1]}, DType::int32, k.device()));
+    }
+    if (documents.defined() || kept_begins) {
+      added.push_back(documents.defined() ? documents
+                                          : Tensor::zeros({batch, tokens}, DType::int32, k.device()));
+    }
+    make_room(state, first, tokens);
+    Tensors held;
+    for (size_t i = 0; i < added.size(); ++i) {
+      Tensor& store = state.tensors[first + i];
+      store.narrow(1, state.held, tokens).copy_from(added[i]);
+      held.push_back(store.narrow(1, 0, state.held + tokens));
+    }
     state.held += tokens;
     state.position += tokens;
+    return held;
   }
 
-  int64_t key_heads_;
-  int64_t head_size_;
-  int64_t window_;
-  double theta_;
-  bool rope_;
+  /// Moves a cache without room for so many tokens to larger stores, leaving behind what the window has
+  /// passed.
+  void make_room(MixerState& state, size_t first, int64_t tokens) const {
+    if (state.held + tokens <= state.tensors[first].shape()[1]) return;
+    const int64_t kept = window_ > 0 ? std::min(state.held, window_ - 1) : state.held;
+    const int64_t capacity = std::max(kept + tokens, window_ > 0 ? 2 * window_ : 2 * kept);
+    for (size_t i = first; i < state.tensors.size(); ++i) {
+      Tensor& store = state.tensors[i];
+      Shape shape = store.shape();
+      shape[1] = capacity;
+      Tensor larger = Tensor::empty(shape, store.dtype(), store.device());
+      larger.narrow(1, 0, kept).copy_from(store.narrow(1, state.held - kept, kept));
+      store = larger;
+    }
+    state.held = kept;
+  }
+
+  const int64_t key_heads_;
+  const int64_t head_size_;
+  const int64_t window_;
+  const double theta_;
+  const bool rope_;
   Linear q_, k_, v_, out_;
+  std::optional<ShortConv> q_conv_, k_conv_, v_conv_;
+  Variable q_norm_, k_norm_;  // [d]
+  std::optional<DecayGate> decay_;
+  std::optional<Linear> gate_;
+  Variable norm_;  // [d]
 };
 
 }  // namespace
@@ -113,11 +192,16 @@ MixerKind sdpa_mixer() {
   return {.name = "sdpa",
           .summary = "softmax attention; grouped heads, sliding window, rotary positions, KV cache",
           .forms = forms,
-          .options = {{"kv_heads", 0, 0, 1 << 16, true, "key and value heads; 0: as many as query heads"},
-                      {"window", 0, 0, 1 << 30, true,
-                       "how many tokens back a token sees, itself included; 0: all"},
-                      {"theta", 10000, 1, 1e9, false, "base of the rotary frequencies"}},
-          .check_options = "kv_heads=1",
+          .options =
+              {{"kv_heads", 0, 0, 1 << 16, true, "key and value heads; 0: as many as query heads"},
+               {"window", 0, 0, 1 << 30, true, "how many tokens back a token sees, itself included; 0: all"},
+               {"theta", 10000, 1, 1e9, false, "base of the rotary frequencies"},
+               {"qk_norm", 0, 0, 1, true, "1: queries and keys have root mean square 1, but for a weight"},
+               {"conv", 0, 0, 1, true, "1: short convolutions behind the projections"},
+               {"forget", 0, 0, 1, true, "1: keys lose weight with every token, at rates that these choose"},
+               {"gate", 0, 0, 1, true, "1: outputs are normalised and gated"}},
+          .check_options = "kv_heads=1,qk_norm=1,gate=1",
+          .causal_check_options = "kv_heads=1,conv=1,forget=1",
           .make = construct<Sdpa>};
 }
 
