@@ -273,6 +273,36 @@ void run_ttt_mlp(GoldenCase& golden) {
   golden.output("b2", got.network.bias2);
 }
 
+/// Unit vectors [batch, size, 1, size].
+Variable unit_vectors(const GoldenCase& golden, int64_t batch, int64_t size) {
+  std::vector<double> values(batch * size * size, 0);
+  for (int64_t i = 0; i < batch * size; ++i) values[i * size + i % size] = 1;
+  return Variable(Tensor::from(values, {batch, size, 1, size}).to(golden.dtype()).to(golden.device()));
+}
+
+/// [B, H, m, n] with its last axes exchanged, as a recurrence that writes unit vectors under the rows.
+Variable transposed(const GoldenCase& golden, const Variable& x) {
+  const Shape s = x.shape();
+  const int64_t batch = s[0] * s[1];
+  const Variable rows = reshape(x, {batch, s[2], 1, s[3]});
+  const Variable turned =
+      recurrence(unit_vectors(golden, batch, s[3]), rows, unit_vectors(golden, batch, s[2]),
+                 {.causal = false, .final_state = false})
+          .output;
+  return reshape(turned, {s[0], s[1], s[3], s[2]});
+}
+
+void run_longhorn_diag(GoldenCase& golden) {
+  const Variable q = golden.input("q"), v = golden.input("v");
+  const int64_t batch = q.shape()[0], heads = v.shape()[2], dk = q.shape()[3], dv = v.shape()[3];
+  Variable state = golden.input("state0");
+  if (state.defined()) state = reshape(transposed(golden, state), {batch, heads * dv, dk});
+  const Scan got =
+      longhorn_diagonal(q, golden.input("k"), v, golden.input("beta"), golden.number("scale"), state);
+  golden.output("o", got.output);
+  golden.output("state", transposed(golden, reshape(got.state, {batch, heads, dv, dk})));
+}
+
 /// Entry t along the first axis, as a view.
 Tensor entry(const Tensor& tensor, int64_t t, const Shape& shape) {
   return tensor.narrow(0, t, 1).reshape(shape);
@@ -494,6 +524,7 @@ const std::vector<GoldenAdapter>& golden_adapters() {
       {"kda", run_delta_rule},
       {"delta_product", run_delta_product},
       {"longhorn", run_longhorn},
+      {"longhorn_diag", run_longhorn_diag},
       {"mesanet", run_mesanet},
       {"ttt_linear", run_ttt_linear},
       {"ttt_mlp", run_ttt_mlp},

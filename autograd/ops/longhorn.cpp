@@ -45,14 +45,18 @@ struct LonghornRate {
 
 }  // namespace
 
-Recurrence longhorn(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
-                    const DeltaRuleOptions& options, const Variable& initial_state) {
+Variable longhorn_rate(const Variable& k, const Variable& beta) {
   check(beta.defined(), "[longhorn] beta is missing");
   check(k.shape().rank() == 4 && beta.shape().rank() == 3 && beta.shape()[0] == k.shape()[0] &&
             beta.shape()[1] == k.shape()[1] && k.shape()[2] > 0 && beta.shape()[2] % k.shape()[2] == 0,
         "[longhorn] k ", k.shape(), ", beta ", beta.shape(),
         ": they must be [B, T, Hk, dk] and [B, T, H], where Hk divides H");
-  return delta_rule(q, k, v, apply(LonghornRate{}, k, beta), options, {}, initial_state);
+  return apply(LonghornRate{}, k, beta);
+}
+
+Recurrence longhorn(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
+                    const DeltaRuleOptions& options, const Variable& initial_state) {
+  return delta_rule(q, k, v, longhorn_rate(k, beta), options, {}, initial_state);
 }
 
 std::vector<GradCase> longhorn_cases(CaseInputs& inputs) {

@@ -17,6 +17,10 @@ namespace mixgrad {
 Recurrence longhorn(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
                     const DeltaRuleOptions& options, const Variable& initial_state = {});
 
+/// beta_t / (1 + beta_t |k_t|^2): k [B, T, Hk, dk], beta and the rates [B, T, H], where Hk divides H. Saved
+/// for backward: k, beta. Throws Error for other shapes.
+Variable longhorn_rate(const Variable& k, const Variable& beta);
+
 std::vector<GradCase> longhorn_cases(CaseInputs& inputs);
 
 }  // namespace mixgrad

@@ -1,6 +1,9 @@
 #include "autograd/ops/scan.h"
 
+#include "autograd/documents.h"
 #include "autograd/op.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/longhorn.h"
 #include "tensor/dispatch.h"
 #include "tensor/kernels/scan.h"
 
@@ -15,6 +18,7 @@ struct SelectiveScan {
   static constexpr std::string_view name = "selective_scan";
   ScanShape shape;
   bool final_state;
+  Tensor documents;
 
   Tensors forward(Context& context, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
                   const Tensor& C, const Tensor& D, const Tensor& initial_state) const {
@@ -26,11 +30,12 @@ struct SelectiveScan {
       using T = decltype(type);
       const ScanInputs<T> in{u.data<T>(),
                              delta.data<T>(),
-                             A.data<T>(),
+                             A.data_or_null<T>(),
                              B.data<T>(),
                              C.data<T>(),
                              D.data_or_null<T>(),
-                             initial_state.data_or_null<T>()};
+                             initial_state.data_or_null<T>(),
+                             documents.data_or_null<int32_t>()};
       selective_scan_forward<T>(device, shape, in, y.data<T>(), state.data_or_null<T>(),
                                 checkpoints.data_or_null<T>());
     });
@@ -44,7 +49,7 @@ struct SelectiveScan {
     const Tensor &initial_state = context.saved(6), &checkpoints = context.saved(7);
     const Tensor& dy = gradients[0];
     const Tensor dstate = final_state ? gradients[1] : Tensor();
-    Tensor du = empty_like(u), ddelta = empty_like(delta), dA = empty_like(A);
+    Tensor du = empty_like(u), ddelta = empty_like(delta), dA = empty_if(A.defined(), A.shape(), u);
     Tensor dB = empty_like(B), dC = empty_like(C);
     Tensor dD = empty_if(context.wants(5), D.shape(), u);
     Tensor dinitial_state = empty_if(context.wants(6), state_shape(shape), u);
@@ -52,14 +57,15 @@ struct SelectiveScan {
       using T = decltype(type);
       const ScanInputs<T> in{u.data<T>(),
                              delta.data<T>(),
-                             A.data<T>(),
+                             A.data_or_null<T>(),
                              B.data<T>(),
                              C.data<T>(),
                              D.data_or_null<T>(),
-                             initial_state.data_or_null<T>()};
+                             initial_state.data_or_null<T>(),
+                             documents.data_or_null<int32_t>()};
       const ScanGradients<T> out{du.data<T>(),
                                  ddelta.data<T>(),
-                                 dA.data<T>(),
+                                 dA.data_or_null<T>(),
                                  dB.data<T>(),
                                  dC.data<T>(),
                                  dD.data_or_null<T>(),
@@ -75,10 +81,20 @@ void check_operand(const char* name, const Variable& given, const Shape& wanted)
   check(given.shape() == wanted, "[selective_scan] ", name, " ", given.shape(), "; allowed: ", wanted);
 }
 
+/// D, initial_state and, where the decay doesn't need it, A may be undefined.
+Scan scan(const ScanShape& shape, const Variable& u, const Variable& delta, const Variable& A,
+          const Variable& B, const Variable& C, const Variable& D, const Variable& initial_state,
+          bool final_state, const Tensor& documents) {
+  const Tensor begins = documents.defined() ? documents.contiguous().to(u.value().device()) : documents;
+  const auto outputs = apply(SelectiveScan{shape, final_state, begins}, u, delta, A, B, C, D, initial_state);
+  return {.output = outputs[0], .state = final_state ? outputs[1] : Variable()};
+}
+
 }  // namespace
 
 Scan selective_scan(const Variable& u, const Variable& delta, const Variable& A, const Variable& B,
-                    const Variable& C, const Variable& D, const Variable& initial_state, bool final_state) {
+                    const Variable& C, const Variable& D, const Variable& initial_state, bool final_state,
+                    const Tensor& documents) {
   check(u.shape().rank() == 3, "[selective_scan] u ", u.shape(), "; allowed: [B, T, D]");
   check(A.shape().rank() == 2, "[selective_scan] A ", A.shape(), "; allowed: [D, N]");
   const ScanShape shape{
@@ -89,8 +105,31 @@ Scan selective_scan(const Variable& u, const Variable& delta, const Variable& A,
   check_operand("C", C, {shape.batch, shape.length, shape.states});
   if (D.defined()) check_operand("D", D, {shape.channels});
   if (initial_state.defined()) check_operand("initial_state", initial_state, state_shape(shape));
-  const auto outputs = apply(SelectiveScan{shape, final_state}, u, delta, A, B, C, D, initial_state);
-  return {.output = outputs[0], .state = final_state ? outputs[1] : Variable()};
+  check_documents("selective_scan", documents, shape.batch, shape.length);
+  return scan(shape, u, delta, A, B, C, D, initial_state, final_state, documents);
+}
+
+Scan longhorn_diagonal(const Variable& q, const Variable& k, const Variable& v, const Variable& beta,
+                       double scale, const Variable& initial_state, bool final_state,
+                       const Tensor& documents) {
+  const Shape &keys = k.shape(), &values = v.shape();
+  check(keys.rank() == 4 && q.shape() == keys && values.rank() == 4 && values[0] == keys[0] &&
+            values[1] == keys[1] && keys[2] > 0 && values[2] % keys[2] == 0 && beta.shape() == values,
+        "[longhorn_diagonal] q ", q.shape(), ", k ", keys, ", v ", values, ", beta ", beta.shape(),
+        "; allowed: [B, T, Hk, dk] twice and [B, T, H, dv] twice, where Hk divides H");
+  const ScanShape shape{.batch = keys[0],
+                        .length = keys[1],
+                        .channels = values[2] * values[3],
+                        .states = keys[3],
+                        .groups = keys[2],
+                        .decay = ScanDecay::written};
+  if (initial_state.defined()) check_operand("initial_state", initial_state, state_shape(shape));
+  check_documents("longhorn_diagonal", documents, shape.batch, shape.length);
+  const Shape channels{shape.batch, shape.length, shape.channels};
+  Scan read = scan(shape, reshape(v, channels), longhorn_rate(k, reshape(beta, channels)), {}, k,
+                   mixgrad::scale(q, scale), {}, initial_state, final_state, documents);
+  read.output = reshape(read.output, values);
+  return read;
 }
 
 namespace {
@@ -127,7 +166,24 @@ GradCase scan_case(std::string name, CaseInputs& inputs, const CaseParts& parts)
 }  // namespace
 
 std::vector<GradCase> scan_cases(CaseInputs& inputs) {
+  const Tensor documents = Tensor::from(std::vector<int32_t>{0, 0, 1, 0, 1, 1, 0, 0, 0, 0}, {2, 5});
+  GradCase packed = scan_case("documents", inputs, {.skip = true, .state = true});
+  packed.function = [documents](const std::vector<Variable>& in) {
+    const Scan got = selective_scan(in[0], in[1], in[2], in[3], in[4], in[5], in[6], true, documents);
+    return std::vector{got.output, got.state};
+  };
+  GradCase diagonal{
+      "longhorn_diagonal, groups, documents and states",
+      {inputs.normal("q", {2, 5, 2, 3}), inputs.normal("k", {2, 5, 2, 3}), inputs.normal("v", {2, 5, 4, 2}),
+       inputs.uniform("beta", {2, 5, 4, 2}, 0.1, 2), inputs.normal("state", {2, 8, 3})},
+      {}};
+  diagonal.function = [documents](const std::vector<Variable>& in) {
+    const Scan got = longhorn_diagonal(in[0], in[1], in[2], in[3], 0.5, in[4], true, documents);
+    return std::vector{got.output, got.state};
+  };
   return {
+      packed,
+      diagonal,
       scan_case("output alone", inputs, {.final_state = false}),
       scan_case("skip and states", inputs, {.skip = true, .state = true}),
       scan_case("one token", inputs, {.skip = true, .state = true, .length = 1}),

@@ -1,5 +1,6 @@
-// The selective scan on a GPU. A block owns 8 channels of one sequence, from token to token. Each channel has
-// 16 threads, each with one state in a register; where there are more states, 16 of them follow 16 others.
+// The selective scan on a GPU. A block owns 8 channels of one group and sequence, from token to token. Each
+// channel has 16 threads, each with one state in a register; where there are more states, 16 of them follow
+// 16 others.
 //
 //   kernel          bytes moved, with N = 16                              FLOPs for each state of each token
 //   scan_forward    3 sizeof(T) for each entry of u; B and C from the     some 30: one exponential
@@ -8,7 +9,7 @@
 //                   of B and C and each 8 channels
 //
 // Shared memory of scan_backward: two numbers for each thread and each of 64 tokens, 64 KB for float and 128
-// KB for double. Scratch memory: 2 B T N for each 8 channels, B D (N + 1).
+// KB for double. Scratch memory: 2 B T G N for each 8 channels of a group, B D (N + 1).
 #include "tensor/kernels/scan.h"
 
 #include "cuda/device_code.h"
@@ -23,7 +24,10 @@ constexpr int lanes = 16;  // of a channel; a warp has two of them
 constexpr int block_channels = 8;
 constexpr int scan_threads = lanes * block_channels;
 
-int64_t channel_tiles(const ScanShape& s) { return (s.channels + block_channels - 1) / block_channels; }
+/// Of a group.
+int64_t channel_tiles(const ScanShape& s) {
+  return (s.channels / s.groups + block_channels - 1) / block_channels;
+}
 
 /// The sum over the lanes of a channel, in each of them. All lanes of the warp must call it.
 template <class T>
@@ -32,26 +36,29 @@ __device__ T sum_of_lanes(T value) {
   return value;
 }
 
-/// What a thread works on: state n of channel d of sequence b. A thread whose state or channel isn't there
-/// reads nothing and computes with zeros, as its warp needs it.
+/// What a thread works on: state n of channel d, which is of a group, of sequence b. A thread whose state or
+/// channel isn't there reads nothing and computes with zeros, as its warp needs it.
 template <class T>
 struct Lane {
   const ScanShape& s;
   const ScanInputs<T>& in;
-  int64_t tile, b, d, n;
+  int64_t tile, group, b, d, n;
   bool has_channel, has_state;
   T A, skip;
 
   __device__ Lane(const ScanShape& shape, const ScanInputs<T>& inputs, int64_t first_state)
       : s(shape), in(inputs) {
-    const int64_t tiles = (s.channels + block_channels - 1) / block_channels;
+    const int64_t group_channels = s.channels / s.groups;
+    const int64_t tiles = (group_channels + block_channels - 1) / block_channels;
     tile = blockIdx.x % tiles;
-    b = blockIdx.x / tiles;
-    d = tile * block_channels + threadIdx.x / lanes;
+    group = blockIdx.x / tiles % s.groups;
+    b = blockIdx.x / tiles / s.groups;
+    const int64_t channel = tile * block_channels + threadIdx.x / lanes;  // in the group
+    d = group * group_channels + channel;
     n = first_state + threadIdx.x % lanes;
-    has_channel = d < s.channels;
+    has_channel = channel < group_channels;
     has_state = has_channel && n < s.states;
-    A = has_state ? in.A[d * s.states + n] : T(0);
+    A = has_state && in.A != nullptr ? in.A[d * s.states + n] : T(0);
     skip = has_channel && in.D != nullptr ? in.D[d] : T(0);
   }
 
@@ -59,6 +66,8 @@ struct Lane {
   __device__ bool leads() const { return has_channel && threadIdx.x % lanes == 0; }
   /// In [B, T, D].
   __device__ int64_t entry(int64_t t) const { return (b * s.length + t) * s.channels + d; }
+  /// Of the group's first state, in [B, T, G, N].
+  __device__ int64_t states_of(int64_t t) const { return ((b * s.length + t) * s.groups + group) * s.states; }
   /// In [B, D, N].
   __device__ int64_t state() const { return (b * s.channels + d) * s.states + n; }
   /// In [B, chunks, N, D].
@@ -76,17 +85,24 @@ struct Lane {
 template <class T>
 struct Token {
   T u, delta, B, C;
+  bool begins;  // a document, which sees no state
+  ScanDecay rule;
 
-  __device__ Token(const Lane<T>& lane, int64_t t) {
-    const int64_t row = (lane.b * lane.s.length + t) * lane.s.states + lane.n;
+  __device__ Token(const Lane<T>& lane, int64_t t) : rule(lane.s.decay) {
+    const int64_t row = lane.states_of(t) + lane.n;
+    begins = lane.in.documents != nullptr && lane.in.documents[lane.b * lane.s.length + t] != 0;
     u = lane.has_channel ? lane.in.u[lane.entry(t)] : T(0);
     delta = lane.has_channel ? lane.in.delta[lane.entry(t)] : T(0);
     B = lane.has_state ? lane.in.B[row] : T(0);
     C = lane.has_state ? lane.in.C[row] : T(0);
   }
 
-  __device__ T decay(T A) const { return vector_exp(delta * A); }
-  __device__ T next(T A, T h) const { return decay(A) * h + delta * u * B; }
+  __device__ T decay(T A) const {
+    return rule == ScanDecay::exponential ? vector_exp(delta * A) : 1 - delta * B * B;
+  }
+  /// What is left of x, which is of the token before. By selection: nothing of another document is looked at.
+  __device__ T kept(T A, T x) const { return begins ? T(0) : decay(A) * x; }
+  __device__ T next(T A, T h) const { return kept(A, h) + delta * u * B; }
 };
 
 template <class T>
@@ -115,7 +131,7 @@ __global__ void scan_forward(ScanShape s, ScanInputs<T> in, T* y, T* final_state
 template <class T>
 void selective_scan_forward(Cuda device, ScanShape s, const ScanInputs<T>& in, T* y, T* final_state,
                             T* checkpoints) {
-  const unsigned blocks = blocks_for(s.batch * channel_tiles(s), 1);
+  const unsigned blocks = blocks_for(s.batch * s.groups * channel_tiles(s), 1);
   if (blocks == 0) return;
   launch<scan_forward<T>>(device, {blocks, scan_threads}, s, in, y, final_state, checkpoints);
 }
@@ -125,12 +141,13 @@ namespace {
 /// Sums of one block each: dB and dC over its channels, dA and dD over its sequence's tokens.
 template <class T>
 struct Partials {
-  T *dB, *dC;  // [tiles, B, T, N]
+  T *dB, *dC;  // [tiles, B, T, G, N]
   T* dA;       // [B, D, N]
   T* dD;       // [B, D]
 };
 
-/// sums[t, n] = sum over the block's channels of terms [tokens, channels, lanes], for the lanes' states.
+/// sums[t, g, n] = sum over the block's channels of terms [tokens, channels, lanes], for the lanes' states;
+/// sums from those of the block's group on.
 template <class T>
 __device__ void sum_of_channels(const Lane<T>& lane, int64_t first_state, int64_t tokens, const T* terms,
                                 T* sums) {
@@ -139,7 +156,7 @@ __device__ void sum_of_channels(const Lane<T>& lane, int64_t first_state, int64_
     if (n >= lane.s.states) continue;
     T sum = 0;
     for (int c = 0; c < block_channels; ++c) sum += terms[i / lanes * scan_threads + c * lanes + i % lanes];
-    sums[i / lanes * lane.s.states + n] = sum;
+    sums[i / lanes * lane.s.groups * lane.s.states + n] = sum;
   }
 }
 
@@ -166,10 +183,12 @@ __global__ void scan_backward(ScanShape s, ScanInputs<T> in, const T* checkpoint
         const T before = dB_terms[slot];
         const T gradient = dy != nullptr && lane.has_channel ? dy[lane.entry(t)] : T(0);
         const T g = G + token.C * gradient;
-        const T earlier = g * token.decay(lane.A);
-        const T through = earlier * before;
+        const bool exponential = s.decay == ScanDecay::exponential;
+        const T earlier = token.kept(lane.A, g);
+        // The gradient of the decay, or, where that is an exponential, of its argument.
+        const T through = token.begins ? T(0) : (exponential ? earlier : g) * before;
         const T write_sum = sum_of_lanes(g * token.B);
-        const T decay_sum = sum_of_lanes(through * lane.A);
+        const T decay_sum = sum_of_lanes(through * (exponential ? lane.A : -token.B * token.B));
         if (lane.leads()) {
           T& du = out.du[lane.entry(t)];
           T& ddelta = out.ddelta[lane.entry(t)];
@@ -179,11 +198,12 @@ __global__ void scan_backward(ScanShape s, ScanInputs<T> in, const T* checkpoint
         dA += through * token.delta;
         dD += gradient * token.u;
         dB_terms[slot] = g * token.delta * token.u;
+        if (!exponential) dB_terms[slot] -= 2 * through * token.delta * token.B;
         dC_terms[slot] = gradient * h;
         G = earlier;
         h = before;
       }
-      const int64_t sums = ((lane.tile * s.batch + lane.b) * s.length + begin) * s.states;
+      const int64_t sums = lane.tile * s.batch * s.length * s.groups * s.states + lane.states_of(begin);
       __syncthreads();
       sum_of_channels(lane, first, end - begin, dB_terms, partials.dB + sums);
       sum_of_channels(lane, first, end - begin, dC_terms, partials.dC + sums);
@@ -208,7 +228,7 @@ template <class T>
 void selective_scan_backward(Cuda device, ScanShape s, const ScanInputs<T>& in, const T* checkpoints,
                              const T* dy, const T* dfinal_state, const ScanGradients<T>& out) {
   const int64_t tiles = channel_tiles(s);
-  const int64_t token_states = s.batch * s.length * s.states;
+  const int64_t token_states = s.batch * s.length * s.groups * s.states;
   const int64_t weights = s.channels * s.states;
   Scratch<T> scratch(2 * tiles * token_states + s.batch * (weights + s.channels), device);
   Partials<T> partials;
@@ -216,7 +236,7 @@ void selective_scan_backward(Cuda device, ScanShape s, const ScanInputs<T>& in, 
   partials.dC = partials.dB + tiles * token_states;
   partials.dA = partials.dC + tiles * token_states;
   partials.dD = partials.dA + s.batch * weights;
-  const unsigned blocks = blocks_for(s.batch * tiles, 1);
+  const unsigned blocks = blocks_for(s.batch * s.groups * tiles, 1);
   const int64_t shared_bytes = 2 * s.chunk * scan_threads * static_cast<int64_t>(sizeof(T));
   if (blocks > 0) {
     launch<scan_backward<T>>(device, {blocks, scan_threads, shared_bytes}, s, in, checkpoints, dy,

@@ -17,25 +17,29 @@ namespace {
 /// sum.
 constexpr int64_t tile = 32;
 
-int64_t tiles(const ScanShape& s) { return (s.channels + tile - 1) / tile; }
+/// Of a group.
+int64_t tiles(const ScanShape& s) { return (s.channels / s.groups + tile - 1) / tile; }
 
-/// Which sequence and channels a task works on.
+/// Which sequence and channels a task works on: tile number `tile` of a group.
 struct Place {
-  int64_t batch, first, count;
+  int64_t batch, group, tile, first, count;
 };
 
 /// Calls body(place, room) for all tiles, with room for `size` numbers. Tiles share a fixed number of rooms,
 /// so that these take the same memory for any batch.
 template <class T, class Body>
 void for_each_tile(const ScanShape& s, int64_t size, const Body& body) {
-  const int64_t tasks = s.batch * tiles(s);
+  const int64_t tasks = s.batch * s.groups * tiles(s), group_channels = s.channels / s.groups;
   const int64_t rooms = std::min<int64_t>(tasks, 64);
   Scratch<T> scratch(rooms * size);
   T* first_room = scratch.data();
   parallel_tasks(rooms, [&](int64_t room) {
     for (int64_t task = room; task < tasks; task += rooms) {
-      const int64_t first = task % tiles(s) * tile;
-      body(Place{task / tiles(s), first, std::min(tile, s.channels - first)}, first_room + room * size);
+      const int64_t number = task % tiles(s), group = task / tiles(s) % s.groups;
+      const int64_t first = number * tile;  // in the group
+      body(Place{task / tiles(s) / s.groups, group, number, group * group_channels + first,
+                 std::min(tile, group_channels - first)},
+           first_room + room * size);
     }
   });
 }
@@ -71,31 +75,46 @@ T* of_batch(const ScanShape& s, const Place& place, T* values) {
   return values == nullptr ? nullptr : values + place.batch * s.channels * s.states;
 }
 
+/// Where a token's B and C of a group are.
+int64_t states_of(const ScanShape& s, const Place& place, int64_t t) {
+  return ((place.batch * s.length + t) * s.groups + place.group) * s.states;
+}
+
 /// What a tile needs of one token.
 template <class T>
 struct Token {
+  ScanDecay rule;
+  bool begins;                          // a document, which sees no state
   T u[tile], delta[tile], write[tile];  // write = delta u
   const T *B, *C;                       // [N]
 
-  Token(const ScanShape& s, const Place& place, const ScanInputs<T>& in, int64_t t) {
+  Token(const ScanShape& s, const Place& place, const ScanInputs<T>& in, int64_t t) : rule(s.decay) {
     const int64_t row = place.batch * s.length + t;
+    begins = in.documents != nullptr && in.documents[row] != 0;
     load_row(in.u + row * s.channels + place.first, place.count, u);
     load_row(in.delta + row * s.channels + place.first, place.count, delta);
     for (int64_t j = 0; j < tile; ++j) write[j] = delta[j] * u[j];
-    B = in.B + row * s.states;
-    C = in.C + row * s.states;
+    B = in.B + states_of(s, place, t);
+    C = in.C + states_of(s, place, t);
   }
 };
 
-/// decay = exp(delta A) and after = decay before + write B. after may be before.
+/// decay, as the rule has it, and after = decay before + write B. after may be before.
 template <class T>
 void advance(int64_t states, const Token<T>& token, const T* A, const T* before, T* decay, T* after) {
   for (int64_t n = 0; n < states; ++n) {
     const int64_t row = n * tile;
     // By way of local arrays, of which the compiler knows that they overlap with nothing.
     T factor[tile], next[tile];
-    for (int64_t j = 0; j < tile; ++j) factor[j] = vector_exp(token.delta[j] * A[row + j]);
-    for (int64_t j = 0; j < tile; ++j) next[j] = factor[j] * before[row + j] + token.write[j] * token.B[n];
+    if (token.rule == ScanDecay::exponential) {
+      for (int64_t j = 0; j < tile; ++j) factor[j] = vector_exp(token.delta[j] * A[row + j]);
+    } else {
+      for (int64_t j = 0; j < tile; ++j) factor[j] = 1 - token.delta[j] * token.B[n] * token.B[n];
+    }
+    for (int64_t j = 0; j < tile; ++j) next[j] = token.write[j] * token.B[n];
+    if (!token.begins) {  // by selection: nothing of another document is looked at
+      for (int64_t j = 0; j < tile; ++j) next[j] += factor[j] * before[row + j];
+    }
     std::copy_n(factor, tile, decay + row);
     std::copy_n(next, tile, after + row);
   }
@@ -171,7 +190,7 @@ struct BackwardRoom {
 /// Partial sums that belong to one tile alone: dB and dC over its channels, dD over its sequence's tokens.
 template <class T>
 struct TileSums {
-  T *dB, *dC;  // [T, N]
+  T *dB, *dC;  // [T, G, N], from those of the group on
   T dD[tile];
 };
 
@@ -187,15 +206,25 @@ void step_back(const ScanShape& s, const Place& place, const ScanInputs<T>& in, 
   load_row(in.D == nullptr ? nullptr : in.D + place.first, place.count, skip);
   for (int64_t n = 0; n < s.states; ++n) {
     const int64_t row = n * tile;
-    T g[tile], earlier[tile], through[tile];
+    const int64_t sum_at = t * s.groups * s.states + n;
+    T g[tile], earlier[tile] = {}, through[tile] = {};  // through: g times the state before
     for (int64_t j = 0; j < tile; ++j) g[j] = room.G[row + j] + token.C[n] * gradient[j];
-    for (int64_t j = 0; j < tile; ++j) earlier[j] = g[j] * decay[row + j];
-    for (int64_t j = 0; j < tile; ++j) through[j] = earlier[j] * before[row + j];
+    if (!token.begins) {
+      for (int64_t j = 0; j < tile; ++j) earlier[j] = g[j] * decay[row + j];
+      for (int64_t j = 0; j < tile; ++j) through[j] = g[j] * before[row + j];
+    }
     for (int64_t j = 0; j < tile; ++j) write_sum[j] += g[j] * token.B[n];
-    for (int64_t j = 0; j < tile; ++j) decay_sum[j] += through[j] * room.A[row + j];
-    for (int64_t j = 0; j < tile; ++j) room.dA[row + j] += through[j] * token.delta[j];
-    sums.dB[t * s.states + n] = row_sum<T>(tile, [&](int64_t j) { return g[j] * token.write[j]; });
-    sums.dC[t * s.states + n] = row_sum<T>(tile, [&](int64_t j) { return gradient[j] * after[row + j]; });
+    sums.dB[sum_at] = row_sum<T>(tile, [&](int64_t j) { return g[j] * token.write[j]; });
+    sums.dC[sum_at] = row_sum<T>(tile, [&](int64_t j) { return gradient[j] * after[row + j]; });
+    if (token.rule == ScanDecay::exponential) {
+      for (int64_t j = 0; j < tile; ++j) through[j] *= decay[row + j];
+      for (int64_t j = 0; j < tile; ++j) decay_sum[j] += through[j] * room.A[row + j];
+      for (int64_t j = 0; j < tile; ++j) room.dA[row + j] += through[j] * token.delta[j];
+    } else {
+      const T b = token.B[n];
+      for (int64_t j = 0; j < tile; ++j) decay_sum[j] -= through[j] * b * b;
+      sums.dB[sum_at] -= 2 * b * row_sum<T>(tile, [&](int64_t j) { return through[j] * token.delta[j]; });
+    }
     std::copy_n(earlier, tile, room.G + row);
   }
   for (int64_t j = 0; j < place.count; ++j) {
@@ -226,17 +255,17 @@ template <class T>
 void selective_scan_backward(Cpu, ScanShape s, const ScanInputs<T>& in, const T* checkpoints, const T* dy,
                              const T* dfinal_state, const ScanGradients<T>& out) {
   const int64_t one = s.states * tile;
-  const int64_t token_states = s.batch * s.length * s.states;
+  const int64_t token_states = s.batch * s.length * s.groups * s.states;
   const int64_t weights = s.channels * s.states;
   // A sum for each tile, or each sequence, first: 2 B T N numbers a tile, which is N / 16 times u.
   Scratch<T> scratch(2 * tiles(s) * token_states + s.batch * (weights + s.channels));
-  T* dB_parts = scratch.data();                      // [tiles, B, T, N]
-  T* dC_parts = dB_parts + tiles(s) * token_states;  // [tiles, B, T, N]
+  T* dB_parts = scratch.data();                      // [tiles, B, T, G, N]
+  T* dC_parts = dB_parts + tiles(s) * token_states;  // [tiles, B, T, G, N]
   T* dA_parts = dC_parts + tiles(s) * token_states;  // [B, D, N]
   T* dD_parts = dA_parts + s.batch * weights;        // [B, D]
   for_each_tile<T>(s, BackwardRoom<T>::size(s), [&](const Place& place, T* memory) {
     const BackwardRoom<T> room(s, memory);
-    const int64_t part = place.first / tile * token_states + place.batch * s.length * s.states;
+    const int64_t part = place.tile * token_states + states_of(s, place, 0);
     TileSums<T> sums{dB_parts + part, dC_parts + part, {}};
     load_transposed(s, place, in.A, room.A);
     load_transposed(s, place, of_batch(s, place, dfinal_state), room.G);
@@ -258,7 +287,7 @@ void selective_scan_backward(Cpu, ScanShape s, const ScanInputs<T>& in, const T*
   });
   sum_blocks(tiles(s), token_states, dB_parts, out.dB);
   sum_blocks(tiles(s), token_states, dC_parts, out.dC);
-  sum_blocks(s.batch, weights, dA_parts, out.dA);
+  if (s.decay == ScanDecay::exponential) sum_blocks(s.batch, weights, dA_parts, out.dA);
   sum_blocks(s.batch, s.channels, dD_parts, out.dD);
 }
 

@@ -11,8 +11,9 @@ namespace {
 template <class T>
 constexpr double tolerance = sizeof(T) == 4 ? 1e-5 : 1e-12;
 
-constexpr ScanShape shapes[] = {{1, 0, 3, 2},  {0, 3, 2, 2},    {2, 1, 1, 1},
-                                {1, 5, 9, 17}, {2, 130, 10, 3}, {1, 64, 8, 16}};
+constexpr ScanShape shapes[] = {
+    {1, 0, 3, 2},    {0, 3, 2, 2},   {2, 1, 1, 1},      {1, 5, 9, 17},
+    {2, 130, 10, 3}, {1, 64, 8, 16}, {2, 66, 20, 3, 2}, {1, 70, 18, 17, 2, ScanDecay::written}};
 
 /// offset + factor waves
 template <class T>
@@ -22,18 +23,22 @@ std::vector<T> numbers(int64_t count, double phase, T offset, T factor) {
   return values;
 }
 
-/// The operands, without D and the initial state if they are to be absent.
+/// The operands, without D, the initial state and documents if they are to be absent.
 template <class T, class Operands>
 ScanInputs<T> inputs(const ScanShape& s, bool all, Operands& operands) {
   const int64_t n = s.batch * s.length * s.channels;
-  const int64_t token_states = s.batch * s.length * s.states;
+  const int64_t token_states = s.batch * s.length * s.groups * s.states;
   ScanInputs<T> in{};
   in.u = operands.in(waves<T>(n));
   in.delta = operands.in(numbers<T>(n, 1, 0.5, 0.4));
-  in.A = operands.in(numbers<T>(s.channels * s.states, 2, -1, 0.9));
+  const bool has_A = s.decay == ScanDecay::exponential;
+  if (has_A) in.A = operands.in(numbers<T>(s.channels * s.states, 2, -1, 0.9));
   in.B = operands.in(waves<T>(token_states, 3));
   in.C = operands.in(waves<T>(token_states, 4));
   if (!all) return in;
+  std::vector<int32_t> documents(s.batch * s.length);
+  for (size_t i = 0; i < documents.size(); ++i) documents[i] = i % 31 == 3 ? 1 : 0;
+  in.documents = operands.in(documents);
   in.D = operands.in(waves<T>(s.channels, 5));
   in.initial_state = operands.in(waves<T>(s.batch * s.channels * s.states, 6));
   return in;
@@ -42,11 +47,11 @@ ScanInputs<T> inputs(const ScanShape& s, bool all, Operands& operands) {
 template <class T, class Operands>
 ScanGradients<T> gradients(const ScanShape& s, bool all, Operands& operands) {
   const int64_t n = s.batch * s.length * s.channels;
-  const int64_t token_states = s.batch * s.length * s.states;
+  const int64_t token_states = s.batch * s.length * s.groups * s.states;
   ScanGradients<T> out{};
   out.du = operands.template out<T>(n);
   out.ddelta = operands.template out<T>(n);
-  out.dA = operands.template out<T>(s.channels * s.states);
+  if (s.decay == ScanDecay::exponential) out.dA = operands.template out<T>(s.channels * s.states);
   out.dB = operands.template out<T>(token_states);
   out.dC = operands.template out<T>(token_states);
   if (!all) return out;
@@ -57,7 +62,7 @@ ScanGradients<T> gradients(const ScanShape& s, bool all, Operands& operands) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("cuda/scan: with and without states and D", T, float, double) {
+TEST_CASE_TEMPLATE("cuda/scan: with and without states and D and documents", T, float, double) {
   for (const ScanShape& s : shapes) {
     for (const bool all : {true, false}) {
       CAPTURE(s.length);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "autograd/ops/elementwise.h"
+#include "autograd/ops/scan.h"
 #include "nn/mixers/delta/delta.h"
 
 namespace mixgrad {
@@ -22,7 +23,8 @@ class Longhorn final : public RecurrentMixer {
  public:
   Longhorn(const MixerConfig& config, Initialiser& initialiser)
       : RecurrentMixer(config, "longhorn", DeltaMixer::forms, longhorn_parts(config), initialiser),
-        beta_(width_, heads_, false, initialiser) {
+        diagonal_(config.option("diagonal") != 0),
+        beta_(width_, diagonal_ ? heads_ * parts_.value_dim : heads_, false, initialiser) {
     declare("beta", beta_);
   }
 
@@ -32,11 +34,26 @@ class Longhorn final : public RecurrentMixer {
 
  private:
   Recurrence recur(const Operands& in) override {
-    const DeltaRuleOptions options{.scale = 1 / std::sqrt(static_cast<double>(parts_.key_dim)),
-                                   .final_state = in.input.state != nullptr,
-                                   .documents = in.input.documents};
-    return longhorn(in.q, in.k, in.v, sigmoid(beta_.forward(in.input.x)), options, in.state);
+    const double scale = 1 / std::sqrt(static_cast<double>(parts_.key_dim));
+    const Variable beta = sigmoid(beta_.forward(in.input.x));
+    if (diagonal_) return recur_by_channels(in, reshape(beta, in.v.shape()), scale);
+    const DeltaRuleOptions options{
+        .scale = scale, .final_state = in.input.state != nullptr, .documents = in.input.documents};
+    return longhorn(in.q, in.k, in.v, beta, options, in.state);
   }
+
+  /// The state's numbers are in the scan's order then, value channels first, whatever its shape says.
+  Recurrence recur_by_channels(const Operands& in, const Variable& beta, double scale) const {
+    const int64_t batch = in.v.shape()[0];
+    const Shape channels_first{batch, heads_ * parts_.value_dim, parts_.key_dim};
+    const Variable before = in.state.defined() ? reshape(in.state, channels_first) : Variable();
+    const bool wanted = in.input.state != nullptr;
+    const Scan read = longhorn_diagonal(in.q, in.k, in.v, beta, scale, before, wanted, in.input.documents);
+    const Shape rows_first{batch, heads_, parts_.key_dim, parts_.value_dim};
+    return {read.output, wanted ? reshape(read.state, rows_first) : Variable(), {}};
+  }
+
+  const bool diagonal_;
 
   Linear beta_;
 };
@@ -44,11 +61,15 @@ class Longhorn final : public RecurrentMixer {
 }  // namespace
 
 MixerKind longhorn_mixer() {
+  std::vector<MixerOption> options = delta_size_options();
+  options.push_back({"diagonal", 0, 0, 1, true,
+                     "1: each entry of the state is corrected by itself, at rates for each value channel"});
   return {.name = "longhorn",
           .summary = "Longhorn: each write solves for the nearest state that gives its value",
           .forms = DeltaMixer::forms,
-          .options = delta_size_options(),
+          .options = options,
           .check_options = "key_heads=1,key_dim=3,value_dim=5",
+          .causal_check_options = "key_heads=1,key_dim=3,value_dim=5,diagonal=1",
           .make = construct<Longhorn>};
 }
 

@@ -11,7 +11,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true};
+const MixerForms forms{.causal = true, .documents = true};
 
 /// Heads play no role in it. Decodes with the states and the last three tokens of the convolution.
 class Mamba final : public Mixer {
@@ -63,12 +63,13 @@ class Mamba final : public Mixer {
  protected:
   Variable mix(const MixerInput& input) override {
     MixerState* const state = input.state;
-    const Variable u =
-        conv_.forward(x_.forward(input.x), state != nullptr ? &state->tensors[1] : nullptr);  // [B, T, di]
+    const Variable u = conv_.forward(x_.forward(input.x), state != nullptr ? &state->tensors[1] : nullptr,
+                                     input.documents);  // [B, T, di]
     const Variable delta = softplus(linear(step_down_.forward(u), step_up_, step_bias_));
     const Variable A = scale(exp(A_log_), -1);
     const Variable before = state != nullptr ? Variable(state->tensors[0]) : Variable();
-    const Scan scan = selective_scan(u, delta, A, B_.forward(u), C_.forward(u), D_, before, state != nullptr);
+    const Scan scan = selective_scan(u, delta, A, B_.forward(u), C_.forward(u), D_, before, state != nullptr,
+                                     input.documents);
     if (state != nullptr) {
       state->tensors[0] = scan.state.value();
       state->position += input.x.shape()[1];
