@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,12 +62,6 @@ namespace cuda {
 using simulator::enqueue;
 using simulator::OpenMemory;
 
-namespace {
-
-std::exception_ptr failure_in_release;  // of a kernel that ran when memory was given back; not yet reported
-
-}  // namespace
-
 int device_count() { return 1; }
 std::string why_unavailable() { return ""; }
 
@@ -88,10 +81,9 @@ void* allocate(const Cuda&, int64_t bytes) { return simulator::allocate_memory(b
 
 void release(const Cuda& device, void* block) noexcept {
   try {
-    simulator::run_all(simulator::queue_of(device));
+    synchronize(device);
   } catch (const Error&) {
-    // As on a device, the memory of a kernel that failed can still be given back; who waits next is told.
-    failure_in_release = std::current_exception();
+    // As on a device, where the memory of a kernel that failed can still be given back.
   }
   simulator::release_memory(block);
 }
@@ -154,10 +146,7 @@ void fill(const Cuda& device, void* to, unsigned char value, int64_t bytes) {
   });
 }
 
-void synchronize(const Cuda& device) {
-  if (failure_in_release != nullptr) std::rethrow_exception(std::exchange(failure_in_release, nullptr));
-  simulator::run_all(simulator::queue_of(device));
-}
+void synchronize(const Cuda& device) { simulator::run_all(simulator::queue_of(device)); }
 
 Stream::Stream(int device_index) : device_{device_index, new simulator::Queue} {
   check_usage(device_index == 0, "[cuda] device ", device_index, " is not there; allowed: 0");

@@ -310,7 +310,11 @@ TEST_CASE("tensor/attention: an only key has all the weight and its score no gra
     const Problem p({1, 70, 70, 1, 1, 3, 5}, {.causal = true, .window = 1});
     const Results got = by_op(p, device, dtype);
     CHECK(got.o == p.v);
-    CHECK(got.dv == p.d_o);
+    if (device == Device{}) {
+      CHECK(got.dv == p.d_o);
+    } else {  // where a score is summed in another order backward, the weight is 1 but for rounding
+      CHECK(distance(got.dv, p.d_o) <= (dtype == DType::float32 ? 1e-6 : 1e-14));
+    }
     CHECK(got.dq == Values(p.q.size(), 0));
     CHECK(got.dk == Values(p.k.size(), 0));
   });

@@ -100,7 +100,7 @@ TEST_CASE("train/generate program: sampling options out of range are refused") {
   check_refused(model.generate({"--top-k=-1"}), 2, "top_k -1; allowed");
   check_refused(model.generate({"--tokens=-1"}), 2, "tokens -1; allowed");
   check_refused(run("generate", {"--threads=-1"}), 2, "--threads: -1; allowed");
-  check_refused(model.generate({"--device=cuda"}), 2, "built without CUDA");
+  check_refused(model.generate({"--device=cuda:99"}), 2, "'cuda:99' is not available: ");
   check_refused(model.generate({"--promt=a"}), 2, "did you mean '--prompt'?");
 }
 

@@ -48,7 +48,7 @@ TEST_CASE("train/train program: mistakes end with code 2 and failures with 1 and
   };
   check_refused(2, {"--learning_rte=1"}, "did you mean '--learning-rate'?");
   check_refused(2, {"--clip=nan"}, "--clip: nan");
-  check_refused(2, {"--device=cuda"}, "built without CUDA");
+  check_refused(2, {"--device=cuda:99"}, "'cuda:99' is not available: ");
   check_refused(2, {"--device=tpu"}, "unknown device 'tpu'");
   check_refused(2, {"--tokenizer=word"}, "word");
   check_refused(2, {"--train-fraction=0.999"}, "--train-fraction: 0.999");
