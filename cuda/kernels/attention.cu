@@ -277,11 +277,13 @@ __global__ void gradients(Visibility visible, Saved<T> saved, Heads<T> da, Heads
       place.add(ones, ds, p, other_a, da_rows);
       __syncthreads();  // all have used the tiles
     }
-    if (!own_keys || score_sums == nullptr) continue;
-    for (int r = 0; r < thread_rows<T>; ++r) {
-      const int64_t key = own.first + place.row(r);
-      const T total = row_reduce<Sum>(ds_sums[r]);
-      if (place.column == 0 && key < s.keys) score_sums[(own.b * s.heads + head) * s.keys + key] = total;
+    if constexpr (own_keys) {
+      if (score_sums == nullptr) continue;
+      for (int r = 0; r < thread_rows<T>; ++r) {
+        const int64_t key = own.first + place.row(r);
+        const T total = row_reduce<Sum>(ds_sums[r]);
+        if (place.column == 0 && key < s.keys) score_sums[(own.b * s.heads + head) * s.keys + key] = total;
+      }
     }
   }
   const int64_t tokens = own_keys ? s.keys : s.queries;
