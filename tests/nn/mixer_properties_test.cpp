@@ -399,6 +399,23 @@ TEST_CASE("mixers: what does not fit is refused by name") {
   });
 }
 
+TEST_CASE("mixers: options that a form has no room for and texts that are too long are refused by name") {
+  const auto refusal = [](const char* name, const std::string& options, int64_t length) {
+    const auto mixer = small_mixer(find_mixer(name), DType::float32, options);
+    try {
+      whole(*mixer, random_input(1, length, DType::float32), false);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(refusal("sdpa", "window=3", 4) == "[sdpa] a window needs the causal form");
+  CHECK(refusal("sdpa", "conv=1", 4) == "[sdpa] a convolution needs the causal form");
+  CHECK(refusal("sdpa", "forget=1", 4) == "[sdpa] a forget gate needs the causal form");
+  CHECK(refusal("linformer", "longest=6", 6) == "");
+  CHECK(refusal("linformer", "longest=6", 7) == "[linformer] 7 tokens; allowed: up to its longest, 6");
+}
+
 TEST_CASE("mixers: the smallest and the largest sharpness start with finite numbers") {
   for (const char* options :
        {"sharpness=0.001", "sharpness=1000", "routing=4096,components=2,sharpness=0.001"}) {
