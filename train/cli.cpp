@@ -6,6 +6,7 @@
 #include <iostream>
 #include <new>
 #include <set>
+#include <sstream>
 
 #include "tensor/cpu_info.h"
 #include "tensor/error.h"
@@ -142,6 +143,29 @@ bool parse(CLI::App& app, int argc, char** argv) {
                 " times; allowed: once");
   }
   return true;
+}
+
+std::vector<std::string> split_list(const std::string& list) {
+  std::vector<std::string> words;
+  std::istringstream in(list);
+  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
+  return words;
+}
+
+std::vector<int64_t> parse_numbers(const std::string& option, const std::string& text, int64_t least,
+                                   int64_t most) {
+  std::vector<int64_t> numbers;
+  for (const std::string& word : split_list(text)) {
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    check_usage(error == std::errc{} && end == word.data() + word.size() && number >= least && number <= most,
+                "[options] ", option, ": '", word, "'; allowed: whole numbers from ", least, " to ", most,
+                " with commas between them");
+    numbers.push_back(number);
+  }
+  check_usage(!numbers.empty(), "[options] ", option, " is empty; allowed: whole numbers from ", least,
+              " to ", most, " with commas between them");
+  return numbers;
 }
 
 void add_version(CLI::App& app) {

@@ -10,6 +10,13 @@ namespace mixgrad {
 /// with the nearest known one. Returns false when --help or --version was asked for and printed.
 bool parse(CLI::App& app, int argc, char** argv);
 
+/// The parts of a list with commas between them.
+std::vector<std::string> split_list(const std::string& list);
+/// Whole numbers with commas between them. Throws UsageError that names the option, for anything else, for a
+/// number out of range and for an empty list.
+std::vector<int64_t> parse_numbers(const std::string& option, const std::string& text, int64_t least,
+                                   int64_t most);
+
 /// Adds --version, which prints the version, compiler, and libraries of this build.
 void add_version(CLI::App& app);
 

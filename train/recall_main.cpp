@@ -17,7 +17,7 @@ namespace {
 
 struct Request {
   RecallOptions options;
-  std::string mixers, device = "auto", json;
+  std::string mixers, pairs = "4,8,16,32", device = "auto", json;
   int64_t seeds = 3;
   int64_t threads = 0;
 };
@@ -94,7 +94,7 @@ int run(int argc, char** argv) {
                "recall");
   app.option_defaults()->always_capture_default();
   app.add_option("--mixers", request.mixers, "Comma-separated, with options as in --mixer; else all causal");
-  app.add_option("--pairs", o.pairs, "Numbers of pairs, to train on and to ask for")->delimiter(',');
+  app.add_option("--pairs", request.pairs, "Numbers of pairs, to train on and to ask for");
   app.add_option("--keys", o.task.keys, "How many keys there are");
   app.add_option("--values", o.task.values, "How many values there are");
   app.add_option("--layers", o.model.layers, "Blocks of the model");
@@ -111,6 +111,7 @@ int run(int argc, char** argv) {
   app.add_option("--json", request.json, "File for the figures of every seed");
   add_version(app);
   if (!parse(app, argc, argv)) return 0;
+  o.pairs = parse_numbers("--pairs", request.pairs, 1, 1 << 20);
   o.validate();
   check_usage(request.seeds >= 1, "[recall] seeds ", request.seeds, "; allowed: 1 or more");
   check_usage(request.threads >= 0 && request.threads <= most_threads(),

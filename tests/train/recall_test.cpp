@@ -50,7 +50,7 @@ TEST_CASE("train/recall: impossible tasks are refused") {
   CHECK(error_of([&] { options.validate(); }) == "[recall] 65 pairs; allowed: 1 to 64, the number of keys");
 }
 
-TEST_CASE("train/recall: attention learns it and a model without memory does not") {
+TEST_CASE("train/recall: the delta rule learns it and a model without memory does not") {
   RecallOptions options;
   options.task = {.keys = 8, .values = 8};
   options.pairs = {2};
@@ -64,7 +64,7 @@ TEST_CASE("train/recall: attention learns it and a model without memory does not
   };
   // Chance is 1/8; who knows which values were told and not to which key they belong is right half of the
   // time.
-  CHECK(accuracy("sdpa") > 0.95);
+  CHECK(accuracy("delta") > 0.95);
   CHECK(accuracy("sdpa(window=1)") < 0.2);
 }
 

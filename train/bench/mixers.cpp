@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 
@@ -14,6 +13,7 @@
 #include "autograd/tape.h"
 #include "nn/mixer.h"
 #include "tensor/error.h"
+#include "train/cli.h"
 
 namespace mixgrad {
 
@@ -94,17 +94,10 @@ const Core& find_core(const std::string& name) {
   return *found;
 }
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> words;
-  std::istringstream in(list);
-  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
-  return words;
-}
-
 std::vector<const Core*> chosen_cores(const MixersOptions& options) {
   std::vector<const Core*> chosen;
   if (options.cores == "none") return chosen;
-  for (const std::string& name : options.cores == "all" ? core_names() : split(options.cores)) {
+  for (const std::string& name : options.cores == "all" ? core_names() : split_list(options.cores)) {
     chosen.push_back(&find_core(name));
   }
   return chosen;
@@ -125,18 +118,7 @@ std::vector<MixerChoice> chosen_mixers(const MixersOptions& options) {
 }
 
 std::vector<int64_t> parse_lengths(const std::string& text) {
-  std::vector<int64_t> lengths;
-  for (const std::string& word : split(text)) {
-    int64_t length = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), length);
-    check_usage(
-        error == std::errc{} && end == word.data() + word.size() && length >= 1 && length <= int64_t{1} << 24,
-        "[options] --lengths: '", word, "'; allowed: whole numbers from 1 to ", int64_t{1} << 24,
-        " with commas between them");
-    lengths.push_back(length);
-  }
-  check_usage(!lengths.empty(), "[options] --lengths is empty; allowed: 256,512,1024");
-  return lengths;
+  return parse_numbers("--lengths", text, 1, int64_t{1} << 24);
 }
 
 CoreInputs core_inputs(const MixersOptions& o, int64_t T, int64_t chunk, Device device) {
