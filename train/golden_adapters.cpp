@@ -1,7 +1,7 @@
 // The ops of the golden vectors by our functions.
 #include <map>
 
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 #include "autograd/ops/attention.h"
 #include "autograd/ops/conv.h"
 #include "autograd/ops/decay_gate.h"

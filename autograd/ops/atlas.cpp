@@ -1,7 +1,7 @@
 #include "autograd/ops/atlas.h"
 
-#include "autograd/chunked.h"
-#include "autograd/momentum.h"
+#include "autograd/learning/chunked.h"
+#include "autograd/learning/momentum.h"
 
 namespace mixgrad {
 

@@ -1,8 +1,8 @@
 #include "autograd/ops/titans.h"
 
-#include "autograd/chunked.h"
-#include "autograd/momentum.h"
-#include "autograd/two_layers.h"
+#include "autograd/learning/chunked.h"
+#include "autograd/learning/momentum.h"
+#include "autograd/learning/two_layers.h"
 
 namespace mixgrad {
 

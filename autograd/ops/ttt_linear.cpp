@@ -1,9 +1,9 @@
 #include "autograd/ops/ttt_linear.h"
 
-#include "autograd/chunked.h"
-#include "autograd/norm_regression.h"
+#include "autograd/learning/chunked.h"
+#include "autograd/learning/norm_regression.h"
+#include "autograd/learning/ttt.h"
 #include "autograd/ops/elementwise.h"
-#include "autograd/ttt.h"
 
 namespace mixgrad {
 

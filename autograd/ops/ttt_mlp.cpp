@@ -1,10 +1,10 @@
 #include "autograd/ops/ttt_mlp.h"
 
-#include "autograd/chunked.h"
-#include "autograd/norm_regression.h"
+#include "autograd/learning/chunked.h"
+#include "autograd/learning/norm_regression.h"
+#include "autograd/learning/ttt.h"
+#include "autograd/learning/two_layers.h"
 #include "autograd/ops/elementwise.h"
-#include "autograd/ttt.h"
-#include "autograd/two_layers.h"
 
 namespace mixgrad {
 

@@ -2,7 +2,7 @@
 // atlas.md.
 #include "autograd/ops/atlas.h"
 
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/polynomial.h"
 #include "nn/mixers/titans/memory_mixer.h"

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 #include "nn/mixers/titans/memory_mixer.h"
 
 namespace mixgrad {

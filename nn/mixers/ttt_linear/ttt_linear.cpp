@@ -1,5 +1,5 @@
 // TTT-Linear: a linear layer that learns from the text while it is read. Derivation in ttt_linear.md.
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 #include "nn/mixers/ttt_linear/ttt.h"
 
 namespace mixgrad {

@@ -1,7 +1,7 @@
 // TTT-MLP: a network of two layers that learns from the text while it is read. Derivation in ttt_mlp.md.
 #include "autograd/ops/ttt_mlp.h"
 
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 #include "nn/mixers/ttt_linear/ttt.h"
 
 namespace mixgrad {

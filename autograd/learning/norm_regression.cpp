@@ -1,4 +1,4 @@
-#include "autograd/norm_regression.h"
+#include "autograd/learning/norm_regression.h"
 
 #include "tensor/kernels/norm.h"
 

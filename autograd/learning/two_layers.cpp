@@ -1,4 +1,4 @@
-#include "autograd/two_layers.h"
+#include "autograd/learning/two_layers.h"
 
 namespace mixgrad {
 

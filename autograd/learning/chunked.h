@@ -4,9 +4,8 @@
 //
 //   struct Core {
 //     static constexpr std::string_view name = "...";
-//     static constexpr int token_inputs = 4;  // the op's first inputs: queries, keys, values [B, T, H, d]
-//     and
-//                                             // others like them, or [B, T, H] for d = 1
+//     // The op's first inputs: queries, keys, values [B, T, H, d] and others like them, or [B, T, H] for d = 1.
+//     static constexpr int token_inputs = 4;
 //     static constexpr int parameters = 3;    // the next ones, the same in all chunks; the rest is the state
 //
 //     // What forward computes, as far as backward needs it: output [B, H, n, dv] and state at least. in: the

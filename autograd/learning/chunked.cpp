@@ -1,4 +1,4 @@
-#include "autograd/chunked.h"
+#include "autograd/learning/chunked.h"
 
 #include "autograd/ops/elementwise.h"
 #include "tensor/kernels/copy.h"

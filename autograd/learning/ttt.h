@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "autograd/descent.h"
+#include "autograd/learning/descent.h"
 #include "autograd/variable.h"
 
 namespace mixgrad {

@@ -1,4 +1,4 @@
-#include "autograd/descent.h"
+#include "autograd/learning/descent.h"
 
 namespace mixgrad {
 

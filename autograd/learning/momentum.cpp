@@ -1,4 +1,4 @@
-#include "autograd/momentum.h"
+#include "autograd/learning/momentum.h"
 
 namespace mixgrad {
 

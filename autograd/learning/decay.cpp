@@ -1,4 +1,4 @@
-#include "autograd/decay.h"
+#include "autograd/learning/decay.h"
 
 #include <limits>
 

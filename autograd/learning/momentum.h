@@ -14,8 +14,8 @@
 // Behrouz et al., 2024 (arXiv 2501.00663). All tensors are [B, H, rows, columns].
 #pragma once
 
-#include "autograd/decay.h"
-#include "autograd/descent.h"
+#include "autograd/learning/decay.h"
+#include "autograd/learning/descent.h"
 
 namespace mixgrad {
 

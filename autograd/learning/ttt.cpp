@@ -1,4 +1,4 @@
-#include "autograd/ttt.h"
+#include "autograd/learning/ttt.h"
 
 namespace mixgrad {
 
