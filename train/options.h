@@ -61,7 +61,8 @@ struct TrainOptions {
 
 /// What --precision says of the matrix products: f32, or bf16.
 inline constexpr const char* precision_help =
-    "Of matrix products: f32, or bf16: operands rounded to bfloat16, where the device has instructions for it";
+    "Of matrix products: f32, or bf16: operands rounded to bfloat16, where the device has instructions for "
+    "it";
 /// Throws UsageError for anything but "f32" and "bf16".
 MatrixPrecision parse_precision(const std::string& text);
 

@@ -4,9 +4,9 @@
 //
 //   struct Core {
 //     static constexpr std::string_view name = "...";
-//     // The op's first inputs: queries, keys, values [B, T, H, d] and others like them, or [B, T, H] for d = 1.
-//     static constexpr int token_inputs = 4;
-//     static constexpr int parameters = 3;    // the next ones, the same in all chunks; the rest is the state
+//     // The op's first inputs: queries, keys, values [B, T, H, d] and others like them, or [B, T, H] for d
+//     = 1. static constexpr int token_inputs = 4; static constexpr int parameters = 3;    // the next ones,
+//     the same in all chunks; the rest is the state
 //
 //     // What forward computes, as far as backward needs it: output [B, H, n, dv] and state at least. in: the
 //     // chunk's tokens [B, H, m, d], then the parameters. The queries may be those of the last n of the m

@@ -13,8 +13,8 @@
 
 namespace mixgrad {
 
-/// Whether a device's threads run one after the other, checked at each access: too slow for large sizes, which
-/// are left to tests/cuda and to real devices.
+/// Whether a device's threads run one after the other, checked at each access: too slow for large sizes,
+/// which are left to tests/cuda and to real devices.
 inline bool is_simulated(Device device) { return device != Device{} && !why_no_gpu().empty(); }
 
 /// Calls f(device, dtype) for each device that there is, in float32 and float64.

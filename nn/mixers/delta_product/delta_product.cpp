@@ -1,33 +1,20 @@
 // Delta product: several corrections of the memory for each token. Derivation in delta_product.md.
-#include "nn/mixers/delta/delta.h"
+#include "nn/mixers/gated_delta/gated_delta.h"
 
 namespace mixgrad {
 
 namespace {
 
 RecurrentParts product_parts(const MixerConfig& config) {
-  RecurrentParts parts = delta_parts(config, "delta_product");
+  RecurrentParts parts = gated_delta_parts(config, "delta_product");
   parts.steps = config.integer_option("steps");
-  parts.gate = GateFunction::silu;
   return parts;
 }
 
-class DeltaProduct final : public DeltaMixer {
+class DeltaProduct final : public GatedDelta {
  public:
   DeltaProduct(const MixerConfig& config, Initialiser& initialiser)
-      : DeltaMixer(config, "delta_product", product_parts(config), initialiser),
-        decay_(width_, heads_, initialiser) {
-    declare("decay", decay_);
-  }
-
-  double flops_per_token(int64_t length) const override {
-    return DeltaMixer::flops_per_token(length) + state_size();  // which decays
-  }
-
- private:
-  Variable log_decay(const Variable& x) const override { return decay_.forward(x); }
-
-  DecayGate decay_;
+      : GatedDelta(config, "delta_product", product_parts(config), initialiser) {}
 };
 
 }  // namespace

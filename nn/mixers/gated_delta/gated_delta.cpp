@@ -1,35 +1,23 @@
 // The gated delta rule: a memory that is corrected, and that forgets. Derivation in gated_delta.md.
-#include "nn/mixers/delta/delta.h"
+#include "nn/mixers/gated_delta/gated_delta.h"
 
 namespace mixgrad {
 
-namespace {
-
-RecurrentParts gated_parts(const MixerConfig& config) {
-  RecurrentParts parts = delta_parts(config, "gated_delta");
+RecurrentParts gated_delta_parts(const MixerConfig& config, const std::string& name) {
+  RecurrentParts parts = delta_parts(config, name);
   parts.gate = GateFunction::silu;
   return parts;
 }
 
-class GatedDelta final : public DeltaMixer {
- public:
-  GatedDelta(const MixerConfig& config, Initialiser& initialiser)
-      : DeltaMixer(config, "gated_delta", gated_parts(config), initialiser),
-        decay_(width_, heads_, initialiser) {
-    declare("decay", decay_);
-  }
+GatedDelta::GatedDelta(const MixerConfig& config, const std::string& name, const RecurrentParts& parts,
+                       Initialiser& initialiser)
+    : DeltaMixer(config, name, parts, initialiser), decay_(width_, heads_, initialiser) {
+  declare("decay", decay_);
+}
 
-  double flops_per_token(int64_t length) const override {
-    return DeltaMixer::flops_per_token(length) + state_size();  // which decays
-  }
-
- private:
-  Variable log_decay(const Variable& x) const override { return decay_.forward(x); }
-
-  DecayGate decay_;
-};
-
-}  // namespace
+double GatedDelta::flops_per_token(int64_t length) const {
+  return DeltaMixer::flops_per_token(length) + state_size();  // which decays
+}
 
 MixerKind gated_delta_mixer() {
   return {.name = "gated_delta",
