@@ -39,7 +39,12 @@ Spread spread_of(const std::vector<RecallResult>& results, size_t pairs) {
 }
 
 std::vector<MixerChoice> chosen_mixers(const std::string& pattern) {
-  if (!pattern.empty()) return parse_pattern(pattern, any_layers);
+  if (!pattern.empty()) {
+    std::vector<MixerChoice> chosen = parse_pattern(pattern, any_layers);
+    for (const MixerChoice& choice : chosen)
+      check_usage(choice.kind->forms.causal, "[recall] mixer ", choice.kind->name, " has no causal form");
+    return chosen;
+  }
   std::vector<MixerChoice> all;
   for (const MixerKind& kind : mixer_kinds()) {
     if (kind.forms.causal) all.push_back(parse_pattern(kind.name, any_layers)[0]);

@@ -381,7 +381,7 @@ void Trainer::finish() {
                       last_evaluation_->bits_per_byte, " bits per byte, over ", last_evaluation_->tokens,
                       " tokens"));
   }
-  progress_.say(str("memory           ", bytes_text(Allocator::of(Device{}).stats().peak_bytes),
+  progress_.say(str("memory           ", bytes_text(Allocator::of(device_).stats().peak_bytes),
                     " in tensors, ", bytes_text(process_peak_bytes()), " in the process, at their peaks"));
   progress_.say(str("checkpoint       ", newest_checkpoint(options_.out).value_or(options_.out).string()));
   for (const char* name : {"metrics.csv", "loss.png", "responsibilities.png"}) {

@@ -20,14 +20,15 @@ namespace mixgrad {
 
 namespace {
 
-/// One block: the first id that isn't in [0, vocabulary), or count.
+/// One block: how many ids there are from the first on that isn't in [0, vocabulary). 0 is none, and what a
+/// measurement of memory, which launches nothing, finds.
 __global__ void find_invalid(EmbeddingShape shape, const int32_t* ids, int64_t* result) {
-  int64_t first = shape.count;
+  int64_t from_first = 0;
   for (int64_t i = threadIdx.x; i < shape.count; i += blockDim.x) {
-    if (ids[i] < 0 || ids[i] >= shape.vocabulary) first = min(first, i);
+    if (ids[i] < 0 || ids[i] >= shape.vocabulary) from_first = max(from_first, shape.count - i);
   }
-  first = -block_reduce<Maximum>(-first, -shape.count);
-  if (threadIdx.x == 0) *result = first;
+  from_first = block_reduce<Maximum>(from_first, int64_t{0});
+  if (threadIdx.x == 0) *result = from_first;
 }
 
 }  // namespace
@@ -35,9 +36,9 @@ __global__ void find_invalid(EmbeddingShape shape, const int32_t* ids, int64_t* 
 int64_t first_invalid_id(Cuda device, EmbeddingShape shape, const int32_t* ids) {
   Scratch<int64_t> result(1, device);
   launch<find_invalid>(device, {1, threads_for_row(shape.count)}, shape, ids, result.data());
-  int64_t first = 0;
-  cuda::copy_to_host(device, &first, result.data(), sizeof(first));
-  return first == shape.count ? -1 : first;
+  int64_t from_first = 0;
+  cuda::copy_to_host(device, &from_first, result.data(), sizeof(from_first));
+  return from_first == 0 ? -1 : shape.count - from_first;
 }
 
 template <class T>

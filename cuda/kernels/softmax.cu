@@ -142,21 +142,23 @@ void logsumexp_backward(Cuda device, int64_t rows, int64_t columns, const T* x, 
 
 namespace {
 
-/// One block: how many rows are counted, and the first invalid one, or the number of rows.
+/// One block: how many rows are ignored, and how many there are from the first invalid one on. A measurement
+/// of memory, which launches nothing, finds zeros: that all rows count and are valid.
 __global__ void survey_kernel(CrossEntropyShape shape, const int32_t* targets, int64_t* result) {
-  int64_t counted = 0;
-  int64_t first_invalid = shape.rows;
+  int64_t ignored = 0;
+  int64_t from_invalid = 0;
   for (int64_t row = threadIdx.x; row < shape.rows; row += blockDim.x) {
     const int32_t target = targets[row];
-    if (target == shape.ignore_index) continue;
-    ++counted;
-    if (target < 0 || target >= shape.vocabulary) first_invalid = min(first_invalid, row);
+    if (target == shape.ignore_index)
+      ++ignored;
+    else if (target < 0 || target >= shape.vocabulary)
+      from_invalid = max(from_invalid, shape.rows - row);
   }
-  counted = block_reduce<Sum>(counted, int64_t{0});
-  first_invalid = -block_reduce<Maximum>(-first_invalid, -shape.rows);
+  ignored = block_reduce<Sum>(ignored, int64_t{0});
+  from_invalid = block_reduce<Maximum>(from_invalid, int64_t{0});
   if (threadIdx.x == 0) {
-    result[0] = counted;
-    result[1] = first_invalid;
+    result[0] = ignored;
+    result[1] = from_invalid;
   }
 }
 
@@ -167,7 +169,7 @@ TargetSurvey survey_targets(Cuda device, CrossEntropyShape shape, const int32_t*
   launch<survey_kernel>(device, {1, threads_for_row(shape.rows)}, shape, targets, result.data());
   int64_t found[2];
   cuda::copy_to_host(device, found, result.data(), sizeof(found));
-  return {.counted = found[0], .first_invalid = found[1] == shape.rows ? -1 : found[1]};
+  return {.counted = shape.rows - found[0], .first_invalid = found[1] == 0 ? -1 : shape.rows - found[1]};
 }
 
 namespace {
