@@ -168,7 +168,14 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
 }
 
 inline int __popc(unsigned bits) { return std::popcount(bits); }
-using std::max;
-using std::min;
+/// Of numbers by value, as in CUDA: a reference to a constant would be one to the host's memory.
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
