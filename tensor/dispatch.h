@@ -7,7 +7,7 @@ namespace mixgrad {
 
 /// Calls f with the tag of a device.
 template <class F>
-void with_device(Device device, const F& f) {
+void with_device([[maybe_unused]] Device device, const F& f) {
 #if defined(MIXGRAD_CUDA)
   if (device.kind == Device::Kind::cuda) return f(Cuda{device.index});
 #endif
