@@ -68,9 +68,8 @@ class Allocator {
 template <class T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count, Device device = {}) : Scratch(count, Allocator::of(device)) {}
-  Scratch(int64_t count, Allocator& allocator)
-      : allocator_(allocator),
+  explicit Scratch(int64_t count, Device device = {})
+      : allocator_(Allocator::of(device)),
         bytes_(count * static_cast<int64_t>(sizeof(T))),
         data_(static_cast<T*>(allocator_.allocate(bytes_))) {}
   ~Scratch() { allocator_.release(data_, bytes_); }

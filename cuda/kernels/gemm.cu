@@ -52,7 +52,7 @@ void check_cublas(cublasStatus_t status) {
   check(status == CUBLAS_STATUS_SUCCESS, "[cuda] cuBLAS: ", cublasGetStatusString(status));
 }
 
-/// This host thread's handle for the device, set to its stream. TF32 is used only where it is asked for.
+/// This host thread's handle for the device, set to its stream. TF32 is never used.
 cublasHandle_t cublas_handle(const Cuda& device) {
   thread_local std::map<int, cublasHandle_t> handles;  // never destroyed: the driver may be gone before us
   check(cudaSetDevice(device.index) == cudaSuccess, "[cuda] cudaSetDevice on device ", device.index,
