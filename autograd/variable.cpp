@@ -1,5 +1,7 @@
 #include "autograd/variable.h"
 
+#include <algorithm>
+
 #include "autograd/tape.h"
 
 namespace mixgrad {
@@ -27,7 +29,16 @@ Tensor& Variable::value() {
   return state_->value;
 }
 
-bool Variable::requires_grad() const { return defined() && state_->requires_grad; }
+namespace {
+thread_local bool is_recording = true;
+thread_local InnerTape* inner_tape = nullptr;
+}  // namespace
+
+bool Variable::requires_grad() const {
+  if (!defined() || !state_->requires_grad) return false;
+  const bool leaf = state_->node == nullptr;
+  return !leaf || inner_tape == nullptr || inner_tape->wants(*this);
+}
 
 const Tensor& Variable::grad() const {
   static const Tensor undefined;
@@ -43,12 +54,25 @@ void Variable::zero_grad() {
   if (defined()) state_->grad = Tensor();
 }
 
-namespace {
-thread_local bool is_recording = true;
-}
-
 NoGrad::NoGrad() : before_(is_recording) { is_recording = false; }
 NoGrad::~NoGrad() { is_recording = before_; }
+
+InnerTape::InnerTape(std::vector<Variable> leaves)
+    : leaves_(std::move(leaves)), outer_(inner_tape), was_recording_(is_recording) {
+  inner_tape = this;
+  is_recording = true;
+}
+
+InnerTape::~InnerTape() {
+  inner_tape = outer_;
+  is_recording = was_recording_;
+}
+
+bool InnerTape::wants(const Variable& leaf) const {
+  return std::any_of(leaves_.begin(), leaves_.end(),
+                     [&](const Variable& given) { return given.state_ == leaf.state_; });
+}
+
 bool recording() { return is_recording; }
 
 }  // namespace mixgrad

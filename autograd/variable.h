@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -38,6 +39,7 @@ class Variable {
 
  private:
   friend struct Edge;
+  friend class InnerTape;
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -62,7 +64,26 @@ class NoGrad {
   bool before_;
 };
 
-/// Whether ops of this thread record their history: true outside of every NoGrad.
+/// A tape inside of a forward pass: while an object of this class lives, ops of this thread record, under
+/// NoGrad too, and of all leaves only the given ones require a gradient. What has a history from before must
+/// be detached first.
+class InnerTape {
+ public:
+  explicit InnerTape(std::vector<Variable> leaves);
+  ~InnerTape();
+  InnerTape(const InnerTape&) = delete;
+  InnerTape& operator=(const InnerTape&) = delete;
+
+  /// Whether it is one of the given leaves.
+  bool wants(const Variable& leaf) const;
+
+ private:
+  std::vector<Variable> leaves_;
+  InnerTape* outer_;
+  bool was_recording_;
+};
+
+/// Whether ops of this thread record their history: true outside of every NoGrad, and in an InnerTape.
 bool recording();
 
 }  // namespace mixgrad

@@ -187,6 +187,31 @@ TEST_CASE("autograd/tape: an op without a backward refuses an input that require
   CHECK(apply(Round{}, x).value().item() == 3);
 }
 
+TEST_CASE("autograd/tape: an inner tape gives the gradients of its leaves alone") {
+  const Variable parameter = leaf(3), weight = leaf(5);
+  const Variable outside = scale(parameter, 2);
+  Variable loss;
+  {
+    const NoGrad no_grad;
+    const InnerTape tape({weight});
+    CHECK(recording());
+    CHECK_FALSE(parameter.requires_grad());
+    {
+      const InnerTape innermost({parameter});
+      CHECK(parameter.requires_grad());
+      CHECK_FALSE(weight.requires_grad());
+    }
+    CHECK(weight.requires_grad());
+    loss = multiply(multiply(parameter, weight), weight);
+    backward(loss);
+  }
+  CHECK(recording());
+  CHECK(grad(weight) == Values{30});
+  CHECK_FALSE(parameter.grad().defined());
+  backward(outside);  // the outer tape is as it was
+  CHECK(grad(parameter) == Values{2});
+}
+
 TEST_CASE("autograd/tape: detach and NoGrad cut the graph") {
   const Variable x = leaf(3);
   SUBCASE("detach") {
