@@ -59,7 +59,7 @@ class ShortConv : public Module {
   ShortConv(int64_t channels, Initialiser& initialiser, bool bias = false);
 
   /// [B, T, channels] -> the same. A tail [B, taps - 1, channels], unless it is null, holds the tokens before
-  /// x, and afterwards the last of both; as part of a mixer's state it needs NoGrad. documents int32 [B, T],
+  /// x, and afterwards the last of both; no gradient reaches it. documents int32 [B, T],
   /// not 0 where one begins, whose tokens see no others; undefined: nowhere.
   Variable forward(const Variable& x, Tensor* tail, const Tensor& documents = {}) const;
   /// The tail before the first token.
@@ -96,7 +96,9 @@ class Mlp : public Module {
  public:
   Mlp(int64_t width, int64_t hidden, bool bias, Initialiser& initialiser);
 
-  Variable forward(const Variable& x) const;  // [..., width] -> [..., width]
+  Variable forward(const Variable& x) const;               // [..., width] -> [..., width]
+  const Variable& up() const { return up_.weight(); }      // [hidden, width]
+  const Variable& down() const { return down_.weight(); }  // [width, hidden]
 
  private:
   Linear up_;

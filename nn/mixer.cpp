@@ -90,7 +90,8 @@ Variable Mixer::forward(const MixerInput& input) {
   }
   if (input.state != nullptr) {
     check_usage(input.causal, "[", name_, "] only a causal model is read piece by piece");
-    check(!recording(), "[", name_, "] no gradient flows through a state; read piece by piece under NoGrad");
+    check_usage(forms_.recorded_state || !recording(), "[", name_,
+                "] has no gradients while it is read piece by piece; do that under NoGrad");
   }
   return mix(input);
 }

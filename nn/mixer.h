@@ -31,8 +31,8 @@ struct MixerInput {
   Tensor documents = {};  // int32 [B, T], not 0 = a document begins with this token, which sees none before
                           // it, nor a state; undefined: none begins
   bool causal = true;     // token t sees tokens up to t; else all
-  MixerState* state =
-      nullptr;  // read on after what it holds, and leave it behind the last token; needs NoGrad
+  MixerState* state = nullptr;  // read on after what it holds, and leave it behind the last token; gradients
+                                // reach x and the parameters through this call's tokens and end at the state
 };
 
 /// Which forms a mixer has.
@@ -41,8 +41,9 @@ struct MixerForms {
   bool bidirectional = false;
   bool cross = false;
   bool key_mask = false;
-  bool documents = false;  // keeps documents in a row apart; causal only
-  bool rope = false;       // takes rotary positions
+  bool documents = false;       // keeps documents in a row apart; causal only
+  bool rope = false;            // takes rotary positions
+  bool recorded_state = false;  // gradients flow while it reads on behind a state; else that needs NoGrad
 };
 
 /// A numeric setting of a mixer, as it is written in a pattern: gma(components=64).

@@ -17,7 +17,7 @@ RecurrentParts delta_parts(const MixerConfig& config, const std::string& mixer);
 /// A matrix a head that is corrected by the delta rule, along keys of length 1 at rates that tokens choose.
 class DeltaMixer : public RecurrentMixer {
  public:
-  static constexpr MixerForms forms{.causal = true, .documents = true};
+  static constexpr MixerForms forms{.causal = true, .documents = true, .recorded_state = true};
 
   double flops_per_token(int64_t length) const override;
 

@@ -8,7 +8,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .documents = true};
+const MixerForms forms{.causal = true, .documents = true, .recorded_state = true};
 
 RecurrentParts gated_parts(const MixerConfig& config) {
   return {.key_heads = config.heads,

@@ -9,7 +9,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .documents = true};
+const MixerForms forms{.causal = true, .documents = true, .recorded_state = true};
 
 RecurrentParts gla_parts(const MixerConfig& config) {
   const int64_t size = config.width / config.heads;

@@ -10,8 +10,12 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{
-    .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true};
+const MixerForms forms{.causal = true,
+                       .bidirectional = true,
+                       .cross = true,
+                       .key_mask = true,
+                       .documents = true,
+                       .recorded_state = true};
 
 RecurrentParts mixture_parts(const MixerConfig& config) {
   return {.key_heads = config.heads,

@@ -9,8 +9,12 @@ namespace mixgrad {
 /// forms. A masked key writes nothing.
 class LinearMixer : public RecurrentMixer {
  public:
-  static constexpr MixerForms forms{
-      .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true};
+  static constexpr MixerForms forms{.causal = true,
+                                    .bidirectional = true,
+                                    .cross = true,
+                                    .key_mask = true,
+                                    .documents = true,
+                                    .recorded_state = true};
 
   /// As many heads of keys as of values, each of width / heads.
   static RecurrentParts parts(const MixerConfig& config);

@@ -11,7 +11,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .documents = true};
+const MixerForms forms{.causal = true, .documents = true, .recorded_state = true};
 
 /// Heads play no role in it. Decodes with the states and the last three tokens of the convolution.
 class Mamba final : public Mixer {

@@ -8,7 +8,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .documents = true};
+const MixerForms forms{.causal = true, .documents = true, .recorded_state = true};
 
 /// The paper's C, B and x are queries, keys and values.
 RecurrentParts ssd_parts(const MixerConfig& config) {

@@ -9,7 +9,7 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{.causal = true, .documents = true, .rope = true};
+const MixerForms forms{.causal = true, .documents = true, .rope = true, .recorded_state = true};
 
 RecurrentParts retention_parts(const MixerConfig& config) {
   const int64_t size = config.width / config.heads;

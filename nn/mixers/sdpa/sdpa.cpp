@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "autograd/ops/attention.h"
+#include "autograd/ops/concatenate.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/norm.h"
 #include "autograd/ops/rope.h"
@@ -12,8 +13,13 @@ namespace mixgrad {
 
 namespace {
 
-const MixerForms forms{
-    .causal = true, .bidirectional = true, .cross = true, .key_mask = true, .documents = true, .rope = true};
+const MixerForms forms{.causal = true,
+                       .bidirectional = true,
+                       .cross = true,
+                       .key_mask = true,
+                       .documents = true,
+                       .rope = true,
+                       .recorded_state = true};
 
 /// The state's tensors are the convolutions' tails, if any, and behind them the cache: stores of keys,
 /// values, log decays, if any, and, once documents have been read, where they begin. All stores are [B,
@@ -92,9 +98,9 @@ class Sdpa final : public Mixer {
     AttentionOptions options{.causal = input.causal, .window = window_, .documents = input.documents};
     if (input.state != nullptr) {
       const Tensors cache = extended(*input.state, k.value(), v.value(), log_decay, input.documents);
-      k = Variable(cache[0]);
-      v = Variable(cache[1]);
-      if (decay_) log_decay = Variable(cache[2].contiguous());
+      k = behind_held(cache[0], k);
+      v = behind_held(cache[1], v);
+      if (decay_) log_decay = behind_held(cache[2].contiguous(), log_decay);
       if (cache.size() > stores()) options.documents = cache.back().contiguous();
     }
     Variable o = attention(q, k, v, options, input.key_mask, log_decay);  // [B, T, H, d]
@@ -123,6 +129,12 @@ class Sdpa final : public Mixer {
 
   Variable positioned(const Variable& x, const MixerInput& input) const {
     return rope_ ? rope(x, input.state != nullptr ? input.state->position : 0, theta_) : x;
+  }
+
+  /// What a cache holds, of which x are the newest tokens: with gradients for these, if they are recorded.
+  static Variable behind_held(const Tensor& held, const Variable& x) {
+    if (!recording()) return Variable(held);
+    return concatenate(Variable(held.narrow(1, 0, held.shape()[1] - x.shape()[1]).contiguous()), x);
   }
 
   /// Stores of keys, values and log decays, without that of the begins of documents.
