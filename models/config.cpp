@@ -41,10 +41,23 @@ void ModelConfig::validate() const {
               " (width / heads) must be even");
   check_usage(positions != "sinusoidal" || width % 2 == 0,
               "[model] positions sinusoidal need an even width, not ", width);
-  for (const MixerChoice& choice : parse_pattern(pattern, layers)) {
+  check_usage(ttt_tokens >= 0 && ttt_tokens < context, "[model] ttt_tokens ", ttt_tokens,
+              "; allowed: 0 (off), or less than the context ", context, ", so that training sees updates");
+  check_usage(std::isfinite(ttt_rate) && ttt_rate >= 0, "[model] ttt_rate ", ttt_rate,
+              "; allowed: finite, 0 or more");
+  check_range("ttt_hidden", ttt_hidden, 0, large);
+  const std::vector<MixerChoice> choices = parse_pattern(pattern, layers);
+  for (const MixerChoice& choice : choices) {
     check_usage(choice.kind->forms.causal, "[model] mixer ", choice.kind->name, " has no causal form");
     check_usage(positions != "rope" || choice.kind->forms.rope, "[model] mixer ", choice.kind->name,
                 " has no rotary positions; allowed: learned, sinusoidal, none");
+  }
+  // The first block's fast MLP stands behind its mixer, which no gradient of an update passes.
+  for (int64_t layer = first_fast_layer() + 1; learns() && layer < layers; ++layer) {
+    check_usage(choices[layer].kind->forms.recorded_state, "[model] mixer ", choices[layer].kind->name,
+                " of layer ", layer,
+                " has no gradients while it is read piece by piece, as ttt_tokens needs ", "behind layer ",
+                first_fast_layer());
   }
 }
 
@@ -52,6 +65,7 @@ ModelConfig ModelConfig::resolved() const {
   validate();
   ModelConfig config = *this;
   if (config.mlp_hidden == 0) config.mlp_hidden = 4 * width;
+  if (config.ttt_tokens > 0 && config.ttt_hidden == 0) config.ttt_hidden = config.mlp_hidden;
   if (config.positions == "auto") config.positions = "learned";
   config.pattern = pattern_text(parse_pattern(pattern, layers));
   return config;
@@ -69,7 +83,10 @@ void to_json(nlohmann::json& json, const ModelConfig& c) {
           {"norm", c.norm},
           {"bias", c.bias},
           {"tie_embeddings", c.tie_embeddings},
-          {"dropout", c.dropout}};
+          {"dropout", c.dropout},
+          {"ttt_tokens", c.ttt_tokens},
+          {"ttt_rate", c.ttt_rate},
+          {"ttt_hidden", c.ttt_hidden}};
 }
 
 void from_json(const nlohmann::json& json, ModelConfig& c) {
@@ -86,6 +103,10 @@ void from_json(const nlohmann::json& json, ModelConfig& c) {
     json.at("bias").get_to(c.bias);
     json.at("tie_embeddings").get_to(c.tie_embeddings);
     json.at("dropout").get_to(c.dropout);
+    const ModelConfig older;  // checkpoints from before test-time training lack its fields
+    c.ttt_tokens = json.value("ttt_tokens", older.ttt_tokens);
+    c.ttt_rate = json.value("ttt_rate", older.ttt_rate);
+    c.ttt_hidden = json.value("ttt_hidden", older.ttt_hidden);
   } catch (const nlohmann::json::exception& error) {
     throw Error(str("[model] the stored configuration is damaged: ", error.what()));
   }
@@ -95,8 +116,9 @@ std::string first_difference(const ModelConfig& a, const ModelConfig& b) {
   const nlohmann::json left = a;
   const nlohmann::json right = b;
   // What is chosen before what may follow from it.
-  for (const char* field : {"vocabulary", "layers", "heads", "width", "context", "pattern", "positions",
-                            "norm", "bias", "tie_embeddings", "dropout", "mlp_hidden"}) {
+  for (const char* field :
+       {"vocabulary", "layers", "heads", "width", "context", "pattern", "positions", "norm", "bias",
+        "tie_embeddings", "dropout", "ttt_tokens", "ttt_rate", "ttt_hidden", "mlp_hidden"}) {
     if (left.at(field) != right.at(field)) {
       return str(field, " ", left.at(field).dump(), " and ", right.at(field).dump());
     }

@@ -1,6 +1,7 @@
 // What a language model is made of: one struct, checked as a whole, stored with every checkpoint.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -20,6 +21,9 @@ struct ModelConfig {
   bool bias = false;               // biases in the MLPs and in LayerNorm
   bool tie_embeddings = true;      // the head uses the embedding's weight
   double dropout = 0;              // of the embedding and of each residual branch
+  int64_t ttt_tokens = 0;          // M: first-order test-time training after each M tokens; 0: none
+  double ttt_rate = 1;             // of its updates; 0: its MLPs are there and do not learn from the text
+  int64_t ttt_hidden = 0;          // hidden size of its MLPs; 0: mlp_hidden
 
   /// Throws UsageError that names the first field which is out of range or does not fit the others, its value
   /// and what is allowed. Allocates nothing.
@@ -27,6 +31,14 @@ struct ModelConfig {
   /// A valid copy in which nothing is left to a default: positions chosen, hidden size and pattern written
   /// out.
   ModelConfig resolved() const;
+
+  /// The first block with an MLP for test-time training, which the last quarter has, at least one; layers:
+  /// none has.
+  int64_t first_fast_layer() const {
+    return ttt_tokens > 0 ? layers - std::max<int64_t>(1, layers / 4) : layers;
+  }
+  /// Whether the model learns while it reads.
+  bool learns() const { return ttt_tokens > 0 && ttt_rate > 0; }
 
   bool operator==(const ModelConfig&) const = default;
 };

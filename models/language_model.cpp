@@ -6,6 +6,7 @@
 #include "autograd/check_finite.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/linear.h"
+#include "autograd/ops/piecewise_linear.h"
 
 namespace mixgrad {
 
@@ -41,33 +42,61 @@ Tensor sinusoids(int64_t first, int64_t count, int64_t width, DType dtype, Devic
   return Tensor::from(table, {count, width}, device).to(dtype);
 }
 
+/// Two for each multiply-add of a product with the parameter, if it is a weight that multiplies each token.
+double product_flops(const Parameter& parameter) {
+  const bool matrix = parameter.variable->shape().rank() == 2 && parameter.decays;
+  return matrix ? 2.0 * static_cast<double>(parameter.variable->value().elements()) : 0;
+}
+
 }  // namespace
 
-Block::Block(const ModelConfig& config, const MixerChoice& choice, Initialiser& initialiser)
+Block::Block(const ModelConfig& config, const MixerChoice& choice, bool fast, Initialiser& initialiser)
     : dropout_(config.dropout),
       mixer_norm_(norm_kind(config), config.width, config.bias, initialiser),
       mixer_(make_mixer(choice, config.width, config.heads, config.positions == "rope", initialiser)),
+      fast_norm_(fast ? std::make_unique<Norm>(norm_kind(config), config.width, config.bias, initialiser)
+                      : nullptr),
+      fast_mlp_(fast ? std::make_unique<Mlp>(config.width, config.ttt_hidden, false, initialiser) : nullptr),
       mlp_norm_(norm_kind(config), config.width, config.bias, initialiser),
       mlp_(config.width, config.mlp_hidden, config.bias, initialiser) {
   declare("mixer_norm", mixer_norm_);
   declare("mixer", *mixer_);
+  if (fast) {
+    declare("fast_norm", *fast_norm_);
+    declare("fast_mlp", *fast_mlp_);
+  }
   declare("mlp_norm", mlp_norm_);
   declare("mlp", mlp_);
 }
 
 Variable Block::forward(const Variable& x, MixerState* state, Generator* dropout) {
-  const Variable h = [&] {
-    const Place place("mixer");
-    const Variable mixed =
-        mixer_->forward({.x = mixer_input(x), .context = {}, .key_mask = {}, .state = state});
-    return add(x, maybe_dropout(mixed, dropout_, dropout));
-  }();
+  return feed(mix(x, state, dropout), nullptr, dropout);
+}
+
+Variable Block::mix(const Variable& x, MixerState* state, Generator* dropout) {
+  const Place place("mixer");
+  const Variable mixed =
+      mixer_->forward({.x = mixer_input(x), .context = {}, .key_mask = {}, .state = state});
+  return add(x, maybe_dropout(mixed, dropout_, dropout));
+}
+
+Variable Block::feed(const Variable& x, const FastWeights* fast, Generator* dropout) {
+  Variable h = x;
+  if (fast_mlp_ != nullptr) {
+    const Place place("fast_mlp");
+    const Variable input = fast_norm_->forward(h);
+    const Variable output = fast == nullptr
+                                ? fast_mlp_->forward(input)
+                                : piecewise_linear(gelu_tanh(piecewise_linear(input, fast->up, fast->piece)),
+                                                   fast->down, fast->piece);
+    h = add(h, maybe_dropout(output, dropout_, dropout));
+  }
   const Place place("mlp");
   return add(h, maybe_dropout(mlp_.forward(mlp_norm_.forward(h)), dropout_, dropout));
 }
 
 int64_t LanguageModelState::bytes() const {
-  int64_t sum = 0;
+  int64_t sum = learning.bytes();
   for (const MixerState& layer : layers) sum += layer.bytes();
   return sum;
 }
@@ -81,7 +110,8 @@ LanguageModel::LanguageModel(const ModelConfig& config, Initialiser& initialiser
   }
   const std::vector<MixerChoice> choices = parse_pattern(config_.pattern, config_.layers);
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
-    blocks_.push_back(std::make_unique<Block>(config_, choices[layer], initialiser));
+    const bool fast = layer >= config_.first_fast_layer();
+    blocks_.push_back(std::make_unique<Block>(config_, choices[layer], fast, initialiser));
     declare(str("blocks.", layer), *blocks_.back());
   }
   final_norm_ = std::make_unique<Norm>(norm_kind(config_), config_.width, config_.bias, initialiser);
@@ -107,13 +137,22 @@ Variable LanguageModel::embed(const Tensor& ids, int64_t first_position, Generat
 
 Variable LanguageModel::features(const Tensor& ids, LanguageModelState* state, Generator* dropout) {
   check(ids.shape().rank() == 2, "[model] ids ", ids.shape(), "; allowed: [B, T]");
+  check(state == nullptr || !config_.learns() || !recording(),
+        "[model] has no gradients while it learns and is read piece by piece; do that under NoGrad");
   Variable x = embed(ids, state != nullptr ? state->position : 0, dropout);
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const Place place("blocks", static_cast<int64_t>(layer));
-    x = blocks_[layer]->forward(x, state != nullptr ? &state->layers[layer] : nullptr, dropout);
+  const auto state_of = [&](int64_t layer) { return state != nullptr ? &state->layers[layer] : nullptr; };
+  const int64_t learning_from = config_.learns() ? config_.first_fast_layer() : config_.layers;
+  for (int64_t layer = 0; layer < learning_from; ++layer) {
+    const Place place("blocks", layer);
+    x = blocks_[layer]->forward(x, state_of(layer), dropout);
   }
   if (state != nullptr) state->position += ids.shape()[1];
-  return final_norm_->forward(x);
+  if (!config_.learns()) return final_norm_->forward(x);
+  {
+    const Place place("blocks", learning_from);
+    x = blocks_[learning_from]->mix(x, state_of(learning_from), dropout);
+  }
+  return state != nullptr ? learn_and_read_on(x, ids, *state) : learn_and_read(x, ids, dropout);
 }
 
 Variable LanguageModel::logits(const Tensor& ids, LanguageModelState* state, Generator* dropout) {
@@ -132,6 +171,7 @@ NatsOfTargets LanguageModel::nats(const Tensor& ids, const Tensor& targets) {
 LanguageModelState LanguageModel::initial_state(int64_t batch, int64_t capacity) const {
   LanguageModelState state;
   for (const auto& block : blocks_) state.layers.push_back(block->mixer().initial_state(batch, capacity));
+  if (config_.learns()) state.learning = initial_learning_state(batch, capacity);
   return state;
 }
 
@@ -148,13 +188,34 @@ Variable LanguageModel::mixer_input(const Tensor& ids, int64_t layer) {
 double LanguageModel::flops_per_token(int64_t length) {
   double flops = 0;
   for (const Parameter& parameter : parameters()) {
-    const bool matrix = parameter.variable->shape().rank() == 2 && parameter.decays;
     const bool looked_up =
         parameter.name == "positions.weight" || (parameter.name == "tokens.weight" && head_ != nullptr);
-    if (matrix && !looked_up) flops += 2.0 * static_cast<double>(parameter.variable->value().elements());
+    if (!looked_up) flops += product_flops(parameter);
   }
   for (const auto& block : blocks_) flops += block->mixer().flops_per_token(length);
   return flops;
+}
+
+double LanguageModel::learning_flops(int64_t length) {
+  if (!config_.learns()) return 0;
+  const int64_t first = config_.first_fast_layer();
+  const int64_t tokens = std::max<int64_t>(0, length - 1) / config_.ttt_tokens * config_.ttt_tokens;
+  // Forward, and backward to what each matrix multiplies; to the matrices of the fast MLPs, too.
+  double matrices = 4.0 * static_cast<double>(head_weight().value().elements());
+  for (const Variable& fast : fast_parameters()) {
+    matrices += 2.0 * static_cast<double>(fast.value().elements());
+  }
+  double mixers = 0;
+  for (int64_t layer = first; layer < config_.layers; ++layer) {
+    Mixer& mixer = blocks_[layer]->mixer();
+    for (const Parameter& parameter : blocks_[layer]->parameters()) matrices += 2 * product_flops(parameter);
+    if (layer > first) {
+      for (int64_t t = 1; t <= tokens; ++t) mixers += 3 * mixer.flops_per_token(t);
+    } else {
+      for (const Parameter& parameter : mixer.parameters()) matrices -= 2 * product_flops(parameter);
+    }
+  }
+  return matrices * static_cast<double>(tokens) + mixers;
 }
 
 }  // namespace mixgrad

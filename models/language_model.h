@@ -11,15 +11,29 @@
 
 namespace mixgrad {
 
-/// x += mixer(norm(x)); x += mlp(norm(x)).
+/// Weights of a fast MLP: matrices of their own for each text of a batch, and each of its pieces.
+struct FastWeights {
+  Variable up;    // [B, pieces, hidden, D]
+  Variable down;  // [B, pieces, D, hidden]
+  int64_t piece;  // M, tokens in a piece
+};
+
+/// x += mixer(norm(x)); x += mlp(norm(x)). Between them, a block with a fast MLP has x += fast_mlp(norm(x)).
 class Block : public Module {
  public:
-  Block(const ModelConfig& config, const MixerChoice& choice, Initialiser& initialiser);
+  Block(const ModelConfig& config, const MixerChoice& choice, bool fast, Initialiser& initialiser);
 
-  /// x [B, T, D]. Dropout of the two branches draws from the generator, if given.
+  /// x [B, T, D]. Dropout of the branches draws from the generator, if given.
   Variable forward(const Variable& x, MixerState* state, Generator* dropout);
 
+  /// Its two parts: the mixer, and the MLPs behind it. The weights of a fast MLP are its parameters unless
+  /// others are given.
+  Variable mix(const Variable& x, MixerState* state, Generator* dropout);
+  Variable feed(const Variable& x, const FastWeights* fast, Generator* dropout);
+
   Mixer& mixer() { return *mixer_; }
+  /// Null: it has none.
+  const Mlp* fast_mlp() const { return fast_mlp_.get(); }
   /// What the mixer sees when the block is given x.
   Variable mixer_input(const Variable& x) const { return mixer_norm_.forward(x); }
 
@@ -27,19 +41,35 @@ class Block : public Module {
   double dropout_;
   Norm mixer_norm_;
   std::unique_ptr<Mixer> mixer_;
+  std::unique_ptr<Norm> fast_norm_;  // with the fast MLP only
+  std::unique_ptr<Mlp> fast_mlp_;
   Norm mlp_norm_;
   Mlp mlp_;
+};
+
+/// What a model that learns while it reads has learned, and the piece of M tokens that it is reading: its
+/// loss, and so the next update, is known once the token behind it is.
+struct LearningState {
+  Tensors weights;                // of each fast MLP, up [B, 1, hidden, D] and down [B, 1, D, hidden]
+  std::vector<MixerState> begin;  // of the mixers behind the first fast MLP, before the piece
+  Tensor x;                       // [B, M, D]: what the first fast MLP's block gets from its mixer
+  Tensor ids;                     // int32 [B, M + 1]: the piece's tokens and the one behind it
+  int64_t held = 0;               // how many of its tokens have been read
+
+  int64_t bytes() const;
 };
 
 /// Where a model stands in the texts that it reads piece by piece.
 struct LanguageModelState {
   std::vector<MixerState> layers;
-  int64_t position = 0;  // tokens read
+  LearningState learning;  // empty unless the model learns while it reads
+  int64_t position = 0;    // tokens read
 
   int64_t bytes() const;
 };
 
-/// tokens -> embedding (+ positions) -> blocks -> norm -> logits.
+/// tokens -> embedding (+ positions) -> blocks -> norm -> logits. With test-time training the last blocks
+/// have MLPs that learn while a text is read: docs/test_time_training.md.
 class LanguageModel : public Module {
  public:
   /// The configuration is resolved first; parameters are drawn in the order of parameters().
@@ -60,18 +90,42 @@ class LanguageModel : public Module {
   /// How many tokens can be read into one state: the context for learned positions, else no limit.
   int64_t longest_read() const;
 
-  /// The input of block `layer`'s mixer for the given tokens: for looking inside.
+  /// The input of block `layer`'s mixer for the given tokens: for looking inside. Fast MLPs before it are
+  /// what they are before they learn.
   Variable mixer_input(const Tensor& ids, int64_t layer);
   Mixer& mixer(int64_t layer) { return blocks_.at(layer)->mixer(); }
 
   /// FLOPs of one token's forward pass at this length: two for each multiply-add of the matrices, and the
   /// mixers' own.
   double flops_per_token(int64_t length);
+  /// And those of what the model learns, if it does, while it reads a text of this length: once for each time
+  /// that it reads it, in training too.
+  double learning_flops(int64_t length);
 
  private:
   Variable embed(const Tensor& ids, int64_t first_position, Generator* dropout);
   /// What the head sees [B, T, D]; parameters as those of logits.
   Variable features(const Tensor& ids, LanguageModelState* state, Generator* dropout);
+
+  // Of a model that learns while it reads: models/test_time_training.cpp. x [B, T, D] is what the block of
+  // the first fast MLP gets from its mixer.
+
+  /// What the head sees [B, T, D]. weights: as those of a LearningState, of as many pieces as there are.
+  /// states: of the mixers behind the first fast MLP, in their order, or null.
+  Variable features_behind(const Variable& x, const std::vector<Variable>& weights, MixerState* states,
+                           Generator* dropout);
+  /// What the head sees of a whole text [B, T, D], with ids [B, T].
+  Variable learn_and_read(const Variable& x, const Tensor& ids, Generator* dropout);
+  /// The same behind a state.
+  Variable learn_and_read_on(const Variable& x, const Tensor& ids, LanguageModelState& state);
+  /// One update from a piece x [B, M, D] and the token behind each of its tokens, int32 [B, M]. Reads the
+  /// piece on behind the states.
+  void learn(const Tensor& x, const Tensor& next, std::vector<MixerState>& states, Tensors& weights);
+  LearningState initial_learning_state(int64_t batch, int64_t capacity) const;
+  /// up and down of each fast MLP; and copies of them for each text, as they are before its first token.
+  std::vector<Variable> fast_parameters() const;
+  Tensors first_weights(int64_t batch) const;
+  std::vector<MixerState> initial_states_behind(int64_t batch, int64_t capacity) const;
   /// [V, D]
   const Variable& head_weight() const { return head_ != nullptr ? head_->weight() : tokens_.weight(); }
 

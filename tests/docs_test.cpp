@@ -263,6 +263,7 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
                                                                           {"--eval-batches", "1"}}) {
       set_option(words, option, value);
     }
+    if (!option_value(words, "--ttt-tokens", "").empty()) set_option(words, "--ttt-tokens", "4");
   }
   if (program == "bench") {
     const std::map<std::string, std::map<std::string, std::string>> sizes = {

@@ -148,6 +148,13 @@ void declare_model_options(CLI::App& app, ModelConfig& model) {
   declare(app.add_flag("--tie-embeddings,!--no-tie-embeddings", model.tie_embeddings,
                        "The head shares the embedding's weight"));
   declare(app.add_option("--dropout", model.dropout, "Rate, in embedding and residual branches"));
+  declare(
+      app.add_option("--ttt-tokens", model.ttt_tokens,
+                     "First-order end-to-end test-time training: MLPs in the last quarter of the blocks that "
+                     "learn from the text, an update after each so many tokens; 0: none"));
+  declare(app.add_option("--ttt-rate", model.ttt_rate,
+                         "Its learning rate; 0: the same MLPs, which do not learn from the text"));
+  declare(app.add_option("--ttt-hidden", model.ttt_hidden, "Hidden size of its MLPs; 0: --mlp-hidden"));
 }
 
 bool parse_train_options(int argc, char** argv, TrainOptions& options) {
@@ -214,6 +221,9 @@ nlohmann::ordered_json TrainOptions::effective() const {
           {"bias", model.bias},
           {"tie-embeddings", model.tie_embeddings},
           {"dropout", model.dropout},
+          {"ttt-tokens", model.ttt_tokens},
+          {"ttt-rate", model.ttt_rate},
+          {"ttt-hidden", model.ttt_hidden},
           {"batch", batch},
           {"accumulate", accumulate},
           {"steps", steps},

@@ -168,7 +168,8 @@ std::string Trainer::saved_checkpoint_text() const {
 }
 
 nlohmann::ordered_json Trainer::derived_numbers() const {
-  const double flops = 3 * model_->flops_per_token(config_.context);  // forward 1, backward 2
+  const double flops = 3 * model_->flops_per_token(config_.context)  // forward 1, backward 2
+                       + model_->learning_flops(config_.context) / static_cast<double>(config_.context);
   return {{"parameters", model_->parameter_count()},
           {"train_tokens", corpus_.parts.train.size()},
           {"validation_tokens", corpus_.parts.validation.size()},

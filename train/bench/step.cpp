@@ -148,7 +148,7 @@ double PartTimes::share_of_step() const {
 double step_flops(LanguageModel& model, int64_t sequences) {
   double sequence = 0;
   for (int64_t t = 1; t <= model.config().context; ++t) sequence += model.flops_per_token(t);
-  return 3 * static_cast<double>(sequences) * sequence;
+  return static_cast<double>(sequences) * (3 * sequence + model.learning_flops(model.config().context));
 }
 
 Findings measure_step(const StepOptions& options, const Measuring& measuring) {

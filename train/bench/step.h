@@ -47,8 +47,8 @@ class PartTimes {
 };
 
 /// FLOPs that a training step on so many sequences of the model's context needs: three times those of the
-/// forward pass, each token counted at its own position. Work that isn't needed, such as the masked half of
-/// attention, isn't counted.
+/// forward pass, each token counted at its own position, and those of learning while reading. Work that isn't
+/// needed, such as the masked half of attention, isn't counted.
 double step_flops(LanguageModel& model, int64_t sequences);
 
 /// Figures "step", its parts, and their sum; peak memory of the step.
