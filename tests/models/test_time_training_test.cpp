@@ -207,7 +207,6 @@ TEST_CASE("models/test-time training: without a rate it is an ordinary model of 
   CHECK(std::abs(barely->loss(ids, targets).value().item() - loss) < 1e-12);
   CHECK(std::abs(learning->loss(ids, targets).value().item() - loss) > 1e-3);
   CHECK(learning->parameter_count() == still->parameter_count());
-  CHECK(still->learning_flops(30) == 0);
   config.ttt_tokens = 0;
   CHECK(still->parameter_count() ==
         build(config)->parameter_count() + 2 * (8 + 2 * 5 * 8));  // norm, up, down
@@ -339,6 +338,17 @@ TEST_CASE("models/test-time training: its state does not grow and says its size"
   const int64_t mixers = build(still)->initial_state(1, 30).bytes();
   // Weights of two blocks, the last mixer's state once more, and the piece with its ids.
   CHECK(bytes - mixers == 8 * (2 * 2 * 5 * 8) + mixers / 8 + 8 * piece * 8 + 4 * (piece + 1));
+}
+
+TEST_CASE("models/test-time training: its cost is that of the matrices behind the first mixer") {
+  ModelConfig config = small_config("gma(components=5,routing=3)");
+  config.layers = 4;
+  const int64_t head = 7 * 8, fast = 2 * 5 * 8, mlp = 2 * 6 * 8, learned_from = 28;
+  CHECK(build(config)->learning_flops(29) == learned_from * (4 * (head + fast + mlp) + 2 * fast));
+  CHECK(build(config)->learning_flops(32) == build(config)->learning_flops(29));
+  CHECK(build(config)->learning_flops(4) == 0);
+  config.ttt_rate = 0;
+  CHECK(build(config)->learning_flops(29) == 0);
 }
 
 TEST_CASE("models/test-time training: what can not be is refused by name") {
