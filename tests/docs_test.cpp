@@ -269,6 +269,7 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
     const std::map<std::string, std::map<std::string, std::string>> sizes = {
         {"step", {{"--layers", "1"}, {"--width", "24"}, {"--context", "8"}, {"--batch", "2"}}},
         {"mixers", {{"--lengths", "8,16"}, {"--head-size", "4"}, {"--one-by-one", "0"}}},
+        {"decode", {{"--lengths", "8,16"}, {"--head-size", "4"}}},
         {"kernels", {{"--batch", "1"}, {"--context", "8"}}},
         {"gemm", {{"--shape", "8,8,8"}}},
         {"peaks", {}},

@@ -7,6 +7,7 @@
 #include "tensor/cpu_info.h"
 #include "tensor/parallel.h"
 #include "train/atomic_file.h"
+#include "train/bench/decode.h"
 #include "train/bench/gemm.h"
 #include "train/bench/kernels.h"
 #include "train/bench/mixers.h"
@@ -70,6 +71,9 @@ class Commands {
             {"mixers", "Mixers over lengths, whole and without projections, forward and backward",
              [this](CLI::App& app) { declare_mixers_options(app, mixers_); }, [this] { mixers_.validate(); },
              [this](const Measuring& measuring) { return measure_mixers(mixers_, measuring); }},
+            {"decode", "One token after so many others, and the state that it is decoded from",
+             [this](CLI::App& app) { declare_decode_options(app, decode_); }, [this] { decode_.validate(); },
+             [this](const Measuring& measuring) { return measure_decode(decode_, measuring); }},
             {"step", "A whole training step of a language model, and the sum of its parts",
              [this](CLI::App& app) { declare_step_options(app, step_); }, [this] { step_.validate(); },
              [this](const Measuring& measuring) { return measure_step(step_, measuring); }},
@@ -96,6 +100,7 @@ class Commands {
   GemmOptions gemm_;
   KernelsOptions kernels_;
   MixersOptions mixers_;
+  DecodeOptions decode_;
   StepOptions step_;
   std::vector<Command> commands_;
 };

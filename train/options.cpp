@@ -103,17 +103,17 @@ bool parse_line(const std::vector<std::string>& arguments, TrainOptions& options
   return true;
 }
 
-void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum) {
-  check_usage(value >= minimum && value <= maximum, "[options] --", option, ": ", value,
-              "; allowed: ", minimum, " to ", maximum);
-}
-
 void check_number(const char* option, double value, double minimum, double maximum) {
   check_usage(std::isfinite(value) && value >= minimum && value <= maximum, "[options] --", option, ": ",
               value, "; allowed: ", minimum, " to ", maximum);
 }
 
 }  // namespace
+
+void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum) {
+  check_usage(value >= minimum && value <= maximum, "[options] --", option, ": ", value,
+              "; allowed: ", minimum, " to ", maximum);
+}
 
 std::string mixers_help() {
   std::string text = "Mixers, with the defaults of their options:\n";

@@ -66,6 +66,9 @@ inline constexpr const char* precision_help =
 /// Throws UsageError for anything but "f32" and "bf16".
 MatrixPrecision parse_precision(const std::string& text);
 
+/// Throws UsageError that names the option, as it is written behind "--", for a value out of range.
+void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum);
+
 /// Declares the options that make a model, but its context and its vocabulary, in the group "Model".
 void declare_model_options(CLI::App& app, ModelConfig& model);
 /// The mixers that a pattern can name, with their options, for --help.

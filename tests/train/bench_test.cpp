@@ -9,6 +9,7 @@
 #include "nn/mixer.h"
 #include "tests/train/programs.h"
 #include "train/bench/conditions.h"
+#include "train/bench/decode.h"
 #include "train/bench/gemm.h"
 #include "train/bench/kernels.h"
 #include "train/bench/mixers.h"
@@ -48,6 +49,14 @@ std::set<std::string> names_of(const std::vector<Derived>& derived) {
   std::set<std::string> names;
   for (const Derived& each : derived) names.insert(each.name);
   return names;
+}
+
+/// The value of this name, which must be there.
+double value_of(const std::vector<Derived>& derived, const std::string& name) {
+  const auto found =
+      std::find_if(derived.begin(), derived.end(), [&](const Derived& each) { return each.name == name; });
+  REQUIRE_MESSAGE(found != derived.end(), name);
+  return found->value;
 }
 
 void check_times(const std::vector<Figure>& figures) {
@@ -185,12 +194,9 @@ TEST_CASE("train/bench step: the figures of a small model") {
     double sum = 0;
     for (size_t i = 2; i < findings.figures.size(); ++i) sum += findings.figures[i].seconds[0];
     CHECK(sum == doctest::Approx(findings.figures[1].seconds[0]));
-    const auto share =
-        std::find_if(findings.derived.begin(), findings.derived.end(),
-                     [](const Derived& each) { return each.name == "the same within each watched step"; });
-    REQUIRE(share != findings.derived.end());
-    CHECK(share->value > 0.2);  // a model this small spends much between its ops; 0.995 in a real one
-    CHECK(share->value <= 1);
+    const double share = value_of(findings.derived, "the same within each watched step");
+    CHECK(share > 0.2);  // a model this small spends much between its ops; 0.995 in a real one
+    CHECK(share <= 1);
   }
 }
 
@@ -373,6 +379,55 @@ TEST_CASE("train/bench mixers: a list of mixers with options and only what the f
         std::set<std::string>{"mixer sdpa T=6, backward", "mixer gma(components=3,routing=2) T=6, backward"});
 }
 
+TEST_CASE("train/bench decode: every mixer appears and only the state of attention grows") {
+  DecodeOptions options;
+  options.lengths = "40,10";
+  options.heads = 2;
+  options.head_size = 4;
+  options.mixers = "all";
+  const Findings findings = measure_decode(options, briefly);
+  check_times(findings.figures);
+  const std::set<std::string> figures = names_of(findings.figures), derived = names_of(findings.derived);
+  for (const MixerKind& kind : mixer_kinds()) {
+    const std::string title = "mixer " + kind.name;
+    CAPTURE(title);
+    CHECK(figures.contains(title + " after 10 tokens") == kind.forms.causal);
+    CHECK(figures.contains(title + " after 40 tokens") == kind.forms.causal);
+    CHECK(derived.contains(title + ", time at T=40 over T=10") == kind.forms.causal);
+    CHECK(derived.contains(title + ", state") == (kind.forms.causal && kind.name != "sdpa"));
+  }
+  CHECK(value_of(findings.derived, "mixer gma, state") == 2 * 64 * (4 + 1) * 4);  // H K (d + 1) floats
+  CHECK(value_of(findings.derived, "mixer sdpa, state after 10 tokens") == 10 * 2 * 8 * 4);  // keys, values
+  CHECK(value_of(findings.derived, "mixer sdpa, state after 40 tokens") == 40 * 2 * 8 * 4);
+  CHECK(value_of(findings.derived, "mixer sdpa, parameters") == 4 * 8 * 8);
+}
+
+TEST_CASE("train/bench decode: work of a token and only what the filter wants") {
+  DecodeOptions options;
+  options.batch = 3;
+  options.lengths = "10,600";
+  options.heads = 2;
+  options.head_size = 4;
+  options.mixers = "sdpa,sdpa(window=5)";
+  const Measuring later{0, [](const std::string& name) { return name.ends_with("after 600 tokens"); }};
+  const Findings findings = measure_decode(options, later);
+  REQUIRE(findings.figures.size() == 2);
+  CHECK(names_of(findings.figures) ==
+        std::set<std::string>{"mixer sdpa after 600 tokens", "mixer sdpa(window=5) after 600 tokens"});
+  const Figure &all = findings.figures[0], &window = findings.figures[1];
+  CHECK(all.tokens == 3);
+  // Of a token: four projections; scores and sums over itself and those before, 632.5 on average of 64.
+  CHECK(all.flops == doctest::Approx(3 * (2 * 4 * 8 * 8 + 4 * 8 * 632.5)));
+  CHECK(window.flops == doctest::Approx(3 * (2 * 4 * 8 * 8 + 4 * 8 * 5)));
+  // Parameters, and the keys and values of three sequences: of all tokens, or of two windows.
+  CHECK(all.bytes == 4 * (4 * 8 * 8 + 3 * 600 * 2 * 8));
+  CHECK(window.bytes == 4 * (4 * 8 * 8 + 3 * 10 * 2 * 8));
+  CHECK(names_of(findings.derived) == std::set<std::string>{"mixer sdpa, state after 600 tokens",
+                                                            "mixer sdpa, parameters",
+                                                            "mixer sdpa(window=5), state after 600 tokens",
+                                                            "mixer sdpa(window=5), parameters"});
+}
+
 TEST_CASE("train/bench program: json holds machine and figures and the comparison with a peer") {
   const Script peer("echo figure,ms,peak_bytes; echo step,1000,123456789");
   const ScratchFolder folder;
@@ -404,7 +459,7 @@ TEST_CASE("train/bench program: the peaks of one thread") {
 
 TEST_CASE("train/bench program: what can't be done is one line and exit code 2") {
   const std::vector<std::pair<std::vector<std::string>, std::string>> refused = {
-      {{}, "allowed: peaks, gemm, kernels, mixers, step, all"},
+      {{}, "allowed: peaks, gemm, kernels, mixers, decode, step, all"},
       {{"stp"}, "did you mean 'step'?"},
       {{"step", "--layer", "1"}, "did you mean '--layers'?"},
       {{"step", "--mixer", "gmma"}, "unknown mixer 'gmma'"},
@@ -428,6 +483,14 @@ TEST_CASE("train/bench program: what can't be done is one line and exit code 2")
       {{"mixers", "--cores", "foo"}, "unknown core 'foo'; known: sdpa, gma"},
       {{"mixers", "--mixers", "gma(foo=1)"}, "foo"},
       {{"mixers", "--cores", "none", "--mixers", "none"}, "neither a core nor a mixer"},
+      {{"decode", "--lengths", "0"}, "--lengths: '0'"},
+      {{"decode", "--heads", "0"}, "--heads: 0"},
+      {{"decode", "--mixers", "linformer"}, "mixer linformer has no causal form"},
+      {{"decode", "--mixers", "none"}, "unknown mixer 'none'"},
+      {{"decode", "--mixers", "sdpa", "--filter", "no such figure", "--seconds", "0"},
+       "no figure of 'decode' matches 'no such figure'"},
+      {small_step + std::vector<std::string>{"--filter", "no such figure"},
+       "no figure of 'step' matches 'no such figure'"},
       {{"all", "--layers", "1"}, "unknown option '--layers'"},
   };
   for (const auto& [arguments, part] : refused) {

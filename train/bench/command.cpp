@@ -1,6 +1,7 @@
 #include "train/bench/command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -164,11 +165,10 @@ void print_comparisons(std::ostream& out, const std::vector<Comparison>& compari
 }  // namespace
 
 void BenchOptions::validate() const {
-  check_usage(threads >= 0 && threads <= most_threads(), "[options] --threads: ", threads, "; allowed: 0 to ",
-              most_threads());
+  check_count("threads", threads, 0, most_threads());
   check_usage(seconds >= 0 && seconds <= 3600, "[options] --seconds: ", seconds, "; allowed: 0 to 3600");
-  check_usage(rounds >= 1 && rounds <= 1000, "[options] --rounds: ", rounds, "; allowed: 1 to 1000");
-  check_usage(attempts >= 1 && attempts <= 100, "[options] --attempts: ", attempts, "; allowed: 1 to 100");
+  check_count("rounds", rounds, 1, 1000);
+  check_count("attempts", attempts, 1, 100);
   parse_filter(filter);
   parse_precision(precision);
   parse_device(device);
@@ -202,6 +202,10 @@ SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instru
   const Measuring measuring{options.seconds,
                             [&](const std::string& name) { return std::regex_search(name, filter); },
                             parse_device(options.device)};
+  const auto any_wanted = [&](const auto& named) {
+    return std::any_of(named.begin(), named.end(),
+                       [&](const auto& each) { return measuring.wanted(each.name); });
+  };
   SetResult result;
   result.name = set.name;
   const auto measure = [&] {
@@ -212,7 +216,7 @@ SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instru
       std::vector<PeerFigure> theirs;  // first: a command that can't be run shows at once
       if (!options.against.empty()) theirs = run_peer(options.against);
       Findings ours = set.measure(measuring);
-      check_usage(!ours.figures.empty() || !ours.derived.empty(), "[bench] no figure of '", set.name,
+      check_usage(any_wanted(ours.figures) || any_wanted(ours.derived), "[bench] no figure of '", set.name,
                   "' matches '", options.filter, "'");
       if (!options.against.empty()) rounds.add(ours, theirs);
       all.append(std::move(ours));

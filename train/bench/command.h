@@ -56,7 +56,7 @@ struct SetResult {
 };
 
 /// Measures a set, again where it was disturbed, in turns with the peer if there is one. Throws UsageError
-/// when the filter leaves nothing; Error for a peer that fails.
+/// when the filter matches nothing; Error for a peer that fails.
 SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instruments& instruments);
 
 /// The set as a table.

@@ -10,6 +10,7 @@
 #include "tensor/parallel.h"
 #include "tensor/tensor.h"
 #include "train/bench/openblas.h"
+#include "train/options.h"
 
 namespace mixgrad {
 
@@ -147,16 +148,12 @@ void measure_product(const Product& product, const Measuring& measuring, Finding
 }  // namespace
 
 void GemmOptions::validate() const {
-  const auto count = [](const char* option, int64_t value, int64_t minimum) {
-    check_usage(value >= minimum && value <= 1 << 20, "[options] --", option, ": ", value,
-                "; allowed: ", minimum, " to ", 1 << 20);
-  };
-  count("batch", batch, 1);
-  count("context", context, 1);
-  count("width", width, 1);
-  count("heads", heads, 1);
-  count("hidden", hidden, 0);
-  count("vocabulary", vocabulary, 1);
+  check_count("batch", batch, 1, 1 << 20);
+  check_count("context", context, 1, 1 << 20);
+  check_count("width", width, 1, 1 << 20);
+  check_count("heads", heads, 1, 1 << 20);
+  check_count("hidden", hidden, 0, 1 << 20);
+  check_count("vocabulary", vocabulary, 1, 1 << 20);
   check_usage(width % heads == 0, "[options] --heads: ", heads, "; allowed: the divisors of --width ", width);
   if (!shape.empty()) parse_shape(shape);
 }

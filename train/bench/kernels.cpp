@@ -22,6 +22,7 @@
 #include "autograd/tape.h"
 #include "nn/optimizer.h"
 #include "tensor/error.h"
+#include "train/options.h"
 
 namespace mixgrad {
 
@@ -269,10 +270,7 @@ void measure_case(KernelCase& kernel, const Measuring& measuring, std::vector<Fi
 }  // namespace
 
 void KernelsOptions::validate() const {
-  const auto count = [](const char* option, int64_t value) {
-    check_usage(value >= 1 && value <= 1 << 20, "[options] --", option, ": ", value, "; allowed: 1 to ",
-                1 << 20);
-  };
+  const auto count = [](const char* option, int64_t value) { check_count(option, value, 1, 1 << 20); };
   count("batch", batch);
   count("context", context);
   count("width", width);

@@ -11,9 +11,10 @@
 #include "autograd/ops/norm.h"
 #include "autograd/ops/recurrence.h"
 #include "autograd/tape.h"
-#include "nn/mixer.h"
 #include "tensor/error.h"
+#include "train/bench/whole_mixers.h"
 #include "train/cli.h"
+#include "train/options.h"
 
 namespace mixgrad {
 
@@ -105,20 +106,13 @@ std::vector<const Core*> chosen_cores(const MixersOptions& options) {
 
 std::vector<MixerChoice> chosen_mixers(const MixersOptions& options) {
   if (options.mixers == "none") return {};
-  if (options.mixers != "all") return parse_pattern(options.mixers, any_layers);
-  std::vector<MixerChoice> all;
-  for (const MixerKind& kind : mixer_kinds()) {
-    if (!kind.forms.causal) continue;
-    MixerChoice choice = parse_pattern(kind.name, 1)[0];
+  std::vector<MixerChoice> chosen = causal_mixers(options.mixers);
+  if (options.mixers != "all") return chosen;
+  for (MixerChoice& choice : chosen) {
     const auto components = choice.options.find("components");
     if (components != choice.options.end()) components->second = static_cast<double>(options.components);
-    all.push_back(std::move(choice));
   }
-  return all;
-}
-
-std::vector<int64_t> parse_lengths(const std::string& text) {
-  return parse_numbers("--lengths", text, 1, int64_t{1} << 24);
+  return chosen;
 }
 
 CoreInputs core_inputs(const MixersOptions& o, int64_t T, int64_t chunk, Device device) {
@@ -184,7 +178,6 @@ std::vector<Figure> measure_passes(const Subject& subject, const Measuring& meas
 }
 
 std::string core_title(const Core& core) { return "core " + core.name; }
-std::string mixer_title(const MixerChoice& choice) { return "mixer " + choice.text(); }
 std::string at_length(const std::string& title, int64_t T) { return str(title, " T=", T); }
 
 std::vector<Figure> measure_core(const Core& core, const MixersOptions& o, int64_t T, int64_t chunk,
@@ -204,17 +197,6 @@ std::vector<Figure> measure_core(const Core& core, const MixersOptions& o, int64
                         measuring);
 }
 
-/// FLOPs of T tokens' forward pass, projections included.
-double module_flops(Mixer& mixer, int64_t T) {
-  double flops = 0;
-  for (const Parameter& parameter : mixer.parameters()) {
-    const bool matrix = parameter.variable->shape().rank() == 2 && parameter.decays;
-    if (matrix) flops += 2.0 * static_cast<double>(parameter.variable->value().elements() * T);
-  }
-  for (int64_t t = 1; t <= T; ++t) flops += mixer.flops_per_token(t);
-  return flops;
-}
-
 std::vector<Figure> measure_mixer(const MixerChoice& choice, const MixersOptions& o, int64_t T,
                                   const Measuring& measuring) {
   Generator generator(1);
@@ -224,7 +206,7 @@ std::vector<Figure> measure_mixer(const MixerChoice& choice, const MixersOptions
   Variable x(normal({o.batch, T, width}, 1, generator, DType::float32, measuring.device), true);
   return measure_passes({.name = at_length(mixer_title(choice), T),
                          .tokens = o.batch * T,
-                         .flops = static_cast<double>(o.batch) * module_flops(*mixer, T),
+                         .flops = static_cast<double>(o.batch) * module_flops(*mixer, 1, T),
                          .output = [&] { return mixer->forward({.x = x, .context = {}, .key_mask = {}}); },
                          .forget =
                              [&] {
@@ -294,22 +276,15 @@ std::vector<std::string> core_names() {
 }
 
 void MixersOptions::validate() const {
-  const auto count = [](const char* option, int64_t value, int64_t minimum, int64_t maximum) {
-    check_usage(value >= minimum && value <= maximum, "[options] --", option, ": ", value,
-                "; allowed: ", minimum, " to ", maximum);
-  };
-  count("batch", batch, 1, 1 << 20);
-  count("heads", heads, 1, 1 << 16);
-  count("head-size", head_size, 1, 1 << 16);
-  count("components", components, 1, 1 << 16);
-  count("chunk", chunk, 1, 1 << 16);
-  count("one-by-one", one_by_one, 0, int64_t{1} << 24);
+  check_count("batch", batch, 1, 1 << 20);
+  check_count("heads", heads, 1, 1 << 16);
+  check_count("head-size", head_size, 1, 1 << 16);
+  check_count("components", components, 1, 1 << 16);
+  check_count("chunk", chunk, 1, 1 << 16);
+  check_count("one-by-one", one_by_one, 0, int64_t{1} << 24);
   parse_lengths(lengths);
-  for (const MixerChoice& choice : chosen_mixers(*this)) {
-    check_usage(choice.kind->forms.causal, "[bench] mixer ", choice.kind->name, " has no causal form");
-  }
-  check_usage(!chosen_cores(*this).empty() || !chosen_mixers(*this).empty(),
-              "[bench] neither a core nor a mixer is left to measure");
+  const bool no_core = chosen_cores(*this).empty(), no_mixer = chosen_mixers(*this).empty();
+  check_usage(!no_core || !no_mixer, "[bench] neither a core nor a mixer is left to measure");
 }
 
 void declare_mixers_options(CLI::App& app, MixersOptions& o) {

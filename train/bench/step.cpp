@@ -92,9 +92,8 @@ void reset_process_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 }  // namespace
 
 void StepOptions::validate() const {
-  check_usage(batch >= 1 && batch <= 1 << 20, "[options] --batch: ", batch, "; allowed: 1 to ", 1 << 20);
-  check_usage(accumulate >= 1 && accumulate <= 1 << 16, "[options] --accumulate: ", accumulate,
-              "; allowed: 1 to ", 1 << 16);
+  check_count("batch", batch, 1, 1 << 20);
+  check_count("accumulate", accumulate, 1, 1 << 16);
   check_usage(clip >= 0, "[options] --clip: ", clip, "; allowed: 0 or more");
   model.validate();
 }
