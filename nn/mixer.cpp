@@ -41,7 +41,7 @@ const MixerKind& find_mixer(const std::string& name) {
 }
 
 int64_t MixerState::bytes() const {
-  int64_t sum = 0;
+  int64_t sum = conv_tail.defined() ? conv_tail.bytes() : 0;
   for (const Tensor& tensor : tensors) sum += tensor.bytes();
   return sum;
 }

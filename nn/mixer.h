@@ -19,6 +19,7 @@ struct MixerState {
   Tensors tensors;       // the mixer's own: a KV cache, a matrix state; [B, ...] each
   int64_t position = 0;  // how many tokens it has read
   int64_t held = 0;      // how many of them a cache of tokens still holds; 0 for a recurrent mixer
+  Tensor conv_tail;      // of the convolution that a model may have before the mixer, which doesn't see it
 
   int64_t bytes() const;
 };
@@ -112,7 +113,7 @@ struct MixerKind {
   std::vector<MixerOption> options;
   std::string check_options;  // a small configuration, with its parts of different sizes, for gradient checks
                               // and tests
-  std::string causal_check_options = {};  // another, with options of the causal form alone; empty: none
+  std::vector<std::string> causal_check_options = {};  // others, with options of the causal form alone
   std::unique_ptr<Mixer> (*make)(const MixerConfig& config, Initialiser& initialiser);
 };
 

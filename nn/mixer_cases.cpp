@@ -104,9 +104,10 @@ std::vector<GradCaseGroup> all_mixer_cases(uint64_t seed) {
     add_case(kind.forms.bidirectional, "bidirectional", kind.check_options);
     add_case(kind.forms.cross, "cross", kind.check_options);
     add_case(kind.forms.key_mask, "key mask", kind.check_options);
-    const bool another = !kind.causal_check_options.empty();
-    add_case(another, "causal", kind.causal_check_options);
-    add_case(another && kind.forms.documents, "documents", kind.causal_check_options);
+    for (const std::string& options : kind.causal_check_options) {
+      add_case(true, "causal", options);
+      add_case(kind.forms.documents, "documents", options);
+    }
     groups.push_back(std::move(group));
   }
   return groups;

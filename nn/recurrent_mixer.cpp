@@ -113,6 +113,7 @@ Variable RecurrentMixer::mix(const MixerInput& input) {
 Variable RecurrentMixer::finish(const Variable& o, const Variable& x) const {
   if (!parts_.gate) return parts_.norm ? rms_norm(o, norm_) : o;
   const Variable gate = reshape(gate_->forward(gate_down_ ? gate_down_->forward(x) : x), o.shape());
+  if (!parts_.norm) return swiglu(gate, o);
   return gated_rms_norm(o, gate, norm_, {.function = *parts_.gate});
 }
 

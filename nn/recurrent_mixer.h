@@ -22,7 +22,7 @@ struct RecurrentParts {
   bool convolution = false;       // short convolutions behind the projections
   bool convolution_bias = false;  // biases in them
   bool norm = true;               // each head's output is divided by its root mean square
-  std::optional<GateFunction> gate = {};  // and, normalised, multiplied by a gate
+  std::optional<GateFunction> gate = {};  // and multiplied by a gate; silu where norm is false
   int64_t gate_rank = 0;  // the gate's projection passes so many numbers and has a bias; 0: neither
 };
 

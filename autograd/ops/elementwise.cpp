@@ -31,6 +31,7 @@ Variable silu(const Variable& x) { return apply(Unary<Silu>{}, x); }
 Variable gelu_erf(const Variable& x) { return apply(Unary<GeluErf>{}, x); }
 Variable gelu_tanh(const Variable& x) { return apply(Unary<GeluTanh>{}, x); }
 Variable exp(const Variable& x) { return apply(Unary<Exp>{}, x); }
+Variable reciprocal(const Variable& x) { return apply(Unary<Reciprocal>{}, x); }
 Variable elu_plus_one(const Variable& x) { return apply(Unary<EluPlusOne>{}, x); }
 
 namespace {
@@ -218,6 +219,9 @@ std::vector<GradCase> elementwise_cases(CaseInputs& inputs) {
       unary("silu", silu),       unary("gelu_erf", gelu_erf),         unary("gelu_tanh", gelu_tanh),
       unary("exp", exp),         unary("elu_plus_one", elu_plus_one), unary("sum", sum),
   };
+  cases.push_back({"reciprocal", {inputs.uniform("x", {3, 5}, 0.5, 3)}, [](Inputs in) {
+                     return std::vector{reciprocal(in[0])};
+                   }});
   cases.push_back({"add, both repeated",
                    {inputs.normal("a", {2, 1, 4}), inputs.normal("b", {3, 1})},
                    [](Inputs in) { return std::vector{add(in[0], in[1])}; }});

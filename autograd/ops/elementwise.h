@@ -15,6 +15,7 @@ Variable silu(const Variable& x);
 Variable gelu_erf(const Variable& x);
 Variable gelu_tanh(const Variable& x);
 Variable exp(const Variable& x);
+Variable reciprocal(const Variable& x);
 Variable elu_plus_one(const Variable& x);
 
 /// silu(a) b, of two operands of one shape. Shazeer, 2020 (arXiv 2002.05202). Saved for backward: a, b.

@@ -243,6 +243,7 @@ void mask_rows(Cpu, int64_t rows, int64_t columns, const int32_t* mask, const T*
   INSTANTIATE_UNARY(GeluTanh, T)                                                           \
   INSTANTIATE_UNARY(GeluTanhSlope, T)                                                      \
   INSTANTIATE_UNARY(Exp, T)                                                                \
+  INSTANTIATE_UNARY(Reciprocal, T)                                                         \
   INSTANTIATE_UNARY(EluPlusOne, T)
 INSTANTIATE(float)
 INSTANTIATE(double)

@@ -137,6 +137,18 @@ struct Exp {
   }
 };
 
+struct Reciprocal {
+  static constexpr std::string_view name = "reciprocal";
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T value(T x) {
+    return 1 / x;
+  }
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x) {
+    return -1 / (x * x);
+  }
+};
+
 /// elu(x) + 1, the positive feature map of the Linear Transformer. Katharopoulos et al., 2020, equation 7.
 struct EluPlusOne {
   static constexpr std::string_view name = "elu_plus_one";

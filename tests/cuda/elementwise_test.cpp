@@ -40,6 +40,7 @@ TEST_CASE_TEMPLATE("cuda/elementwise: functions of one operand", T, float, doubl
   check_unary<GeluTanh, T>();
   check_unary<GeluTanhSlope, T>("the slope of gelu_tanh");
   check_unary<Exp, T>();
+  check_unary<Reciprocal, T>();
   check_unary<EluPlusOne, T>();
   check_ran("map_kernel");
   check_barriers();

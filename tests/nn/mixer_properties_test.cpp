@@ -37,17 +37,18 @@ void for_each_mixer(const F& f) {
   }
 }
 
-/// Likewise for every mixer that language models can be made of, in both of its checking configurations.
+/// Likewise for every mixer that language models can be made of, in each of its checking configurations.
 template <class F>
 void for_each_causal_mixer(const F& f) {
   for_each_mixer([&](const MixerKind& kind) {
     if (!kind.forms.causal) return;
     f(kind);
-    if (kind.causal_check_options.empty()) return;
-    MixerKind other = kind;
-    other.check_options = kind.causal_check_options;
-    CAPTURE(other.check_options);
-    f(other);
+    for (const std::string& options : kind.causal_check_options) {
+      MixerKind other = kind;
+      other.check_options = options;
+      CAPTURE(other.check_options);
+      f(other);
+    }
   });
 }
 

@@ -121,6 +121,7 @@ std::vector<KernelCase> kernel_cases(const KernelsOptions& options, Device devic
       elementwise("gelu_erf", gelu_erf),
       elementwise("gelu_tanh", gelu_tanh),
       elementwise("exp", exp),
+      elementwise("reciprocal", reciprocal),
       elementwise("elu_plus_one", elu_plus_one),
       elementwise("sum", sum),
       {"elementwise/swiglu", {wide, other_wide}, [](Inputs& in) { return swiglu(in[0], in[1]); }},

@@ -17,7 +17,7 @@ std::vector<MixerOption> delta_size_options() {
 std::vector<MixerOption> delta_options(double rate) {
   std::vector<MixerOption> options = delta_size_options();
   options.push_back(
-      {"rate", rate, 1e-3, 2, false, "the largest rate of a write; above 1 it can turn what it finds"});
+      {"rate", rate, 0, 2, false, "the largest rate of a write; above 1 it can turn what it finds; 0: none"});
   return options;
 }
 

@@ -69,7 +69,7 @@ MixerKind longhorn_mixer() {
           .forms = DeltaMixer::forms,
           .options = options,
           .check_options = "key_heads=1,key_dim=3,value_dim=5",
-          .causal_check_options = "key_heads=1,key_dim=3,value_dim=5,diagonal=1",
+          .causal_check_options = {"key_heads=1,key_dim=3,value_dim=5,diagonal=1"},
           .make = construct<Longhorn>};
 }
 

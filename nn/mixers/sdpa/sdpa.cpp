@@ -213,7 +213,7 @@ MixerKind sdpa_mixer() {
                {"forget", 0, 0, 1, true, "1: keys lose weight with every token, at rates that these choose"},
                {"gate", 0, 0, 1, true, "1: outputs are normalised and gated"}},
           .check_options = "kv_heads=1,qk_norm=1,gate=1",
-          .causal_check_options = "kv_heads=1,conv=1,forget=1",
+          .causal_check_options = {"kv_heads=1,conv=1,forget=1"},
           .make = construct<Sdpa>};
 }
 
