@@ -81,6 +81,7 @@ void to_json(nlohmann::json& json, const ModelConfig& c) {
           {"pattern", c.pattern},
           {"positions", c.positions},
           {"norm", c.norm},
+          {"conv", c.conv},
           {"bias", c.bias},
           {"tie_embeddings", c.tie_embeddings},
           {"dropout", c.dropout},
@@ -100,6 +101,7 @@ void from_json(const nlohmann::json& json, ModelConfig& c) {
     json.at("pattern").get_to(c.pattern);
     json.at("positions").get_to(c.positions);
     json.at("norm").get_to(c.norm);
+    c.conv = json.value("conv", false);  // models stored before there was the choice have none
     json.at("bias").get_to(c.bias);
     json.at("tie_embeddings").get_to(c.tie_embeddings);
     json.at("dropout").get_to(c.dropout);
@@ -117,7 +119,7 @@ std::string first_difference(const ModelConfig& a, const ModelConfig& b) {
   const nlohmann::json right = b;
   // What is chosen before what may follow from it.
   for (const char* field :
-       {"vocabulary", "layers", "heads", "width", "context", "pattern", "positions", "norm", "bias",
+       {"vocabulary", "layers", "heads", "width", "context", "pattern", "positions", "norm", "conv", "bias",
         "tie_embeddings", "dropout", "ttt_tokens", "ttt_rate", "ttt_hidden", "mlp_hidden"}) {
     if (left.at(field) != right.at(field)) {
       return str(field, " ", left.at(field).dump(), " and ", right.at(field).dump());

@@ -18,6 +18,7 @@ struct ModelConfig {
   std::string pattern = "gma";     // the mixers, layer by layer; see parse_pattern
   std::string positions = "auto";  // learned, sinusoidal, rope, none; auto: learned
   std::string norm = "layer";      // layer, rms
+  bool conv = false;               // mixers see a short convolution of each block's input
   bool bias = false;               // biases in the MLPs and in LayerNorm
   bool tie_embeddings = true;      // the head uses the embedding's weight
   double dropout = 0;              // of the embedding and of each residual branch

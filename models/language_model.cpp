@@ -60,6 +60,7 @@ Block::Block(const ModelConfig& config, const MixerChoice& choice, bool fast, In
       mlp_norm_(norm_kind(config), config.width, config.bias, initialiser),
       mlp_(config.width, config.mlp_hidden, config.bias, initialiser) {
   declare("mixer_norm", mixer_norm_);
+  if (config.conv) declare("conv", conv_.emplace(config.width, initialiser));
   declare("mixer", *mixer_);
   if (fast) {
     declare("fast_norm", *fast_norm_);
@@ -69,6 +70,17 @@ Block::Block(const ModelConfig& config, const MixerChoice& choice, bool fast, In
   declare("mlp", mlp_);
 }
 
+MixerState Block::initial_state(int64_t batch, int64_t capacity) const {
+  MixerState state = mixer_->initial_state(batch, capacity);
+  if (conv_) state.conv_tail = conv_->empty_tail(batch);
+  return state;
+}
+
+Variable Block::mixer_input(const Variable& x, MixerState* state) const {
+  const Variable normed = mixer_norm_.forward(x);
+  return conv_ ? conv_->forward(normed, state != nullptr ? &state->conv_tail : nullptr) : normed;
+}
+
 Variable Block::forward(const Variable& x, MixerState* state, Generator* dropout) {
   return feed(mix(x, state, dropout), nullptr, dropout);
 }
@@ -76,7 +88,7 @@ Variable Block::forward(const Variable& x, MixerState* state, Generator* dropout
 Variable Block::mix(const Variable& x, MixerState* state, Generator* dropout) {
   const Place place("mixer");
   const Variable mixed =
-      mixer_->forward({.x = mixer_input(x), .context = {}, .key_mask = {}, .state = state});
+      mixer_->forward({.x = mixer_input(x, state), .context = {}, .key_mask = {}, .state = state});
   return add(x, maybe_dropout(mixed, dropout_, dropout));
 }
 
@@ -170,7 +182,7 @@ NatsOfTargets LanguageModel::nats(const Tensor& ids, const Tensor& targets) {
 
 LanguageModelState LanguageModel::initial_state(int64_t batch, int64_t capacity) const {
   LanguageModelState state;
-  for (const auto& block : blocks_) state.layers.push_back(block->mixer().initial_state(batch, capacity));
+  for (const auto& block : blocks_) state.layers.push_back(block->initial_state(batch, capacity));
   if (config_.learns()) state.learning = initial_learning_state(batch, capacity);
   return state;
 }
@@ -193,6 +205,7 @@ double LanguageModel::flops_per_token(int64_t length) {
     if (!looked_up) flops += product_flops(parameter);
   }
   for (const auto& block : blocks_) flops += block->mixer().flops_per_token(length);
+  if (config_.conv) flops += 2.0 * static_cast<double>(config_.layers * ShortConv::taps * config_.width);
   return flops;
 }
 

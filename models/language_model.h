@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "autograd/ops/softmax.h"
@@ -18,7 +19,8 @@ struct FastWeights {
   int64_t piece;  // M, tokens in a piece
 };
 
-/// x += mixer(norm(x)); x += mlp(norm(x)). Between them, a block with a fast MLP has x += fast_mlp(norm(x)).
+/// x += mixer(conv(norm(x))); x += mlp(norm(x)). The convolution is there if the configuration wants it.
+/// Between them, a block with a fast MLP has x += fast_mlp(norm(x)).
 class Block : public Module {
  public:
   Block(const ModelConfig& config, const MixerChoice& choice, bool fast, Initialiser& initialiser);
@@ -31,15 +33,18 @@ class Block : public Module {
   Variable mix(const Variable& x, MixerState* state, Generator* dropout);
   Variable feed(const Variable& x, const FastWeights* fast, Generator* dropout);
 
+  MixerState initial_state(int64_t batch, int64_t capacity) const;
+
   Mixer& mixer() { return *mixer_; }
   /// Null: it has none.
   const Mlp* fast_mlp() const { return fast_mlp_.get(); }
   /// What the mixer sees when the block is given x.
-  Variable mixer_input(const Variable& x) const { return mixer_norm_.forward(x); }
+  Variable mixer_input(const Variable& x, MixerState* state = nullptr) const;
 
  private:
   double dropout_;
   Norm mixer_norm_;
+  std::optional<ShortConv> conv_;
   std::unique_ptr<Mixer> mixer_;
   std::unique_ptr<Norm> fast_norm_;  // with the fast MLP only
   std::unique_ptr<Mlp> fast_mlp_;

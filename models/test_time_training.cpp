@@ -69,7 +69,7 @@ Tensors LanguageModel::first_weights(int64_t batch) const {
 std::vector<MixerState> LanguageModel::initial_states_behind(int64_t batch, int64_t capacity) const {
   std::vector<MixerState> states;
   for (int64_t layer = config_.first_fast_layer() + 1; layer < config_.layers; ++layer) {
-    states.push_back(blocks_[layer]->mixer().initial_state(batch, capacity));
+    states.push_back(blocks_[layer]->initial_state(batch, capacity));
   }
   return states;
 }

@@ -144,6 +144,8 @@ void declare_model_options(CLI::App& app, ModelConfig& model) {
       app.add_option("--mlp-hidden", model.mlp_hidden, "Hidden size of the MLPs; 0: four times the width"));
   declare(app.add_option("--positions", model.positions, "auto, learned, sinusoidal, rope or none"));
   declare(app.add_option("--norm", model.norm, "layer or rms"));
+  declare(
+      app.add_flag("--conv,!--no-conv", model.conv, "Mixers see a short convolution of each block's input"));
   declare(app.add_flag("--bias,!--no-bias", model.bias, "Biases in the MLPs and LayerNorms"));
   declare(app.add_flag("--tie-embeddings,!--no-tie-embeddings", model.tie_embeddings,
                        "The head shares the embedding's weight"));
@@ -218,6 +220,7 @@ nlohmann::ordered_json TrainOptions::effective() const {
           {"mlp-hidden", model.mlp_hidden},
           {"positions", model.positions},
           {"norm", model.norm},
+          {"conv", model.conv},
           {"bias", model.bias},
           {"tie-embeddings", model.tie_embeddings},
           {"dropout", model.dropout},

@@ -58,14 +58,17 @@ Batch draw_recall(const RecallTask& task, int64_t pairs, int64_t rows, Generator
   check_usage(pairs >= 1 && pairs <= task.keys, "[recall] ", pairs, " pairs; allowed: 1 to ", task.keys,
               ", the number of keys");
   check_usage(task.values >= 1, "[recall] ", task.values, " values; allowed: 1 or more");
-  Batch batch{.inputs = {}, .targets = {}, .rows = rows, .length = RecallTask::length(pairs)};
+  check_usage(task.tellings >= 1, "[recall] ", task.tellings, " tellings; allowed: 1 or more");
+  Batch batch{.inputs = {}, .targets = {}, .rows = rows, .length = task.length(pairs)};
   for (int64_t row = 0; row < rows; ++row) {
     const std::vector<int32_t> keys = distinct(pairs, task.keys, generator);
     std::vector<int32_t> values(pairs);
-    for (int32_t& value : values) value = static_cast<int32_t>(task.keys + below(task.values, generator));
-    for (int64_t i = 0; i < pairs; ++i) {
-      batch.inputs.insert(batch.inputs.end(), {keys[i], values[i]});
-      batch.targets.insert(batch.targets.end(), {ignored_target, ignored_target});
+    for (int64_t telling = 0; telling < task.tellings; ++telling) {
+      for (const int32_t i : distinct(pairs, pairs, generator)) {
+        values[i] = static_cast<int32_t>(task.keys + below(task.values, generator));
+        batch.inputs.insert(batch.inputs.end(), {keys[i], values[i]});
+        batch.targets.insert(batch.targets.end(), {ignored_target, ignored_target});
+      }
     }
     for (const int32_t i : distinct(pairs, pairs, generator)) {
       batch.inputs.push_back(keys[i]);
@@ -82,9 +85,10 @@ std::vector<int32_t> solve_recall(const RecallTask& task, const Batch& batch) {
     const int32_t* ids = batch.inputs.data() + row * batch.length;
     for (int64_t t = 0; t < batch.length; ++t) {
       const bool is_key = ids[t] < task.keys;
-      const bool told = is_key && value_of.contains(ids[t]);
-      answers.push_back(told ? value_of.at(ids[t]) : ignored_target);
-      if (is_key && !told && t + 1 < batch.length) value_of[ids[t]] = ids[t + 1];
+      const bool is_told = is_key && t + 1 < batch.length && ids[t + 1] >= task.keys;
+      const bool known = is_key && !is_told && value_of.contains(ids[t]);
+      answers.push_back(known ? value_of.at(ids[t]) : ignored_target);
+      if (is_told) value_of[ids[t]] = ids[t + 1];
     }
   }
   return answers;
@@ -93,6 +97,7 @@ std::vector<int32_t> solve_recall(const RecallTask& task, const Batch& batch) {
 void RecallOptions::validate() const {
   check_usage(task.keys >= 1, "[recall] ", task.keys, " keys; allowed: 1 or more");
   check_usage(task.values >= 1, "[recall] ", task.values, " values; allowed: 1 or more");
+  check_usage(task.tellings >= 1, "[recall] ", task.tellings, " tellings; allowed: 1 or more");
   check_usage(!pairs.empty(), "[recall] no numbers of pairs are given");
   for (const int64_t count : pairs) {
     check_usage(count >= 1 && count <= task.keys, "[recall] ", count, " pairs; allowed: 1 to ", task.keys,
@@ -112,7 +117,7 @@ RecallResult run_recall(const RecallOptions& options, const MixerChoice& mixer, 
   const int64_t most_pairs = *std::max_element(options.pairs.begin(), options.pairs.end());
   ModelConfig config = options.model;
   config.vocabulary = options.task.vocabulary();
-  config.context = RecallTask::length(most_pairs);
+  config.context = options.task.length(most_pairs);
   config.pattern = mixer.text();
 
   Generator parameters(seed, Stream::parameters), data(seed, Stream::data), test(seed, Stream::sampling);

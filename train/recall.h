@@ -8,7 +8,9 @@
 //
 // Multi-query associative recall of Arora et al.: Zoology, 2023. A model that attends to all tokens can look
 // every pair up. One with a state of fixed size must have stored them, and what it still answers as P grows
-// says how well its update rule uses that state.
+// says how well its update rule uses that state. With several tellings all keys are told so often before the
+// questions, each time in another order and with values drawn anew, of which the last count: a memory that
+// only adds cannot tell them from those before.
 #pragma once
 
 #include <functional>
@@ -20,27 +22,28 @@ namespace mixgrad {
 
 /// Keys are the tokens [0, keys), values the tokens [keys, keys + values).
 struct RecallTask {
-  int64_t keys = 64;
-  int64_t values = 64;
+  int64_t keys = 32;
+  int64_t values = 32;
+  int64_t tellings = 1;
 
   int64_t vocabulary() const { return keys + values; }
-  static int64_t length(int64_t pairs) { return 3 * pairs; }
+  int64_t length(int64_t pairs) const { return (2 * tellings + 1) * pairs; }
 };
 
-/// B sequences of P pairs. Throws UsageError unless 1 <= pairs <= keys and there are values.
+/// B sequences of P pairs. Throws UsageError unless 1 <= pairs <= keys, and there are values and tellings.
 Batch draw_recall(const RecallTask& task, int64_t pairs, int64_t rows, Generator& generator);
 
-/// The answers, found in the tokens alone: for each query the value behind the earlier place of its key, else
-/// ignored_target. Knows nothing of how a batch was drawn.
+/// The answers, found in the tokens alone: for each key with no value behind it, which is a query, the value
+/// that it was last told with, else ignored_target. Knows nothing of how a batch was drawn.
 std::vector<int32_t> solve_recall(const RecallTask& task, const Batch& batch);
 
 struct RecallOptions {
   RecallTask task;
-  std::vector<int64_t> pairs = {4, 8, 16, 32};  // a training batch has one of these numbers, drawn at random
-  ModelConfig model;                            // but for vocabulary, context and pattern
+  std::vector<int64_t> pairs = {4, 8, 16};  // a training batch has one of these numbers, drawn at random
+  ModelConfig model;                        // but for vocabulary, context and pattern
   int64_t steps = 1500;
   int64_t batch = 32;
-  double learning_rate = 3e-3;
+  double learning_rate = 1e-2;
   int64_t test_rows = 256;  // sequences for each number of pairs that are asked after training
   Device device{};
 

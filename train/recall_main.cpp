@@ -17,7 +17,7 @@ namespace {
 
 struct Request {
   RecallOptions options;
-  std::string mixers, pairs = "4,8,16,32", device = "auto", json;
+  std::string mixers, pairs = "4,8,16", device = "auto", json;
   int64_t seeds = 3;
   int64_t threads = 0;
 };
@@ -92,9 +92,10 @@ nlohmann::ordered_json json_of(const std::string& name, const std::vector<Recall
 int run(int argc, char** argv) {
   Request request;
   RecallOptions& o = request.options;
-  o.model.layers = 2;
+  o.model.layers = 1;
   o.model.heads = 2;
   o.model.width = 64;
+  o.model.conv = true;
   CLI::App app("Trains small models to recall values by their keys, and says how many pairs each remembers.",
                "recall");
   app.option_defaults()->always_capture_default();
@@ -102,9 +103,12 @@ int run(int argc, char** argv) {
   app.add_option("--pairs", request.pairs, "Numbers of pairs, to train on and to ask for");
   app.add_option("--keys", o.task.keys, "How many keys there are");
   app.add_option("--values", o.task.values, "How many values there are");
+  app.add_option("--tellings", o.task.tellings,
+                 "How often each key is told before it is asked for, always anew");
   app.add_option("--layers", o.model.layers, "Blocks of the model");
   app.add_option("--heads", o.model.heads, "Heads of each mixer");
   app.add_option("--width", o.model.width, "Width of the model");
+  app.add_flag("--conv,!--no-conv", o.model.conv, "Mixers see a short convolution of each block's input");
   app.add_option("--positions", o.model.positions, "learned, sinusoidal, rope, none; auto: learned");
   app.add_option("--steps", o.steps, "Training steps");
   app.add_option("--batch", o.batch, "Sequences in a step");

@@ -153,6 +153,7 @@ TEST_CASE("model: reading piece by piece gives the logits of reading at once") {
   for (const char* positions : {"learned", "sinusoidal", "none"}) {
     ModelConfig config = small_config();
     config.positions = positions;
+    config.conv = config.positions == "none";
     const auto model = build(config);
     const NoGrad no_grad;
     const std::vector<double> expected = model->logits(ids_of(text)).value().to_vector();

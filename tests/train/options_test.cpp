@@ -82,8 +82,8 @@ TEST_CASE("train/options: every documented option exists") {
 TEST_CASE("train/options: what is stored names every option that makes the run what it is") {
   std::set<std::string> expected = known_options();
   // How it is run, and second names.
-  for (const char* other : {"help", "version", "config", "out", "resume", "mixer", "learning-rate", "no-bias",
-                            "no-tie-embeddings"}) {
+  for (const char* other : {"help", "version", "config", "out", "resume", "mixer", "learning-rate", "no-conv",
+                            "no-bias", "no-tie-embeddings"}) {
     CHECK(expected.erase(other) == 1);
   }
   std::set<std::string> stored;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <set>
 
 #include "tests/train/programs.h"
@@ -42,12 +43,30 @@ TEST_CASE("train/recall: the solver notices a wrong answer and a key that was ne
   CHECK(solve_recall(task, unknown) == std::vector<int32_t>{none, none, none, none, none, 4});
 }
 
+TEST_CASE("train/recall: keys that are told again count with their last value") {
+  const RecallTask task{.keys = 5, .values = 50, .tellings = 3};
+  Generator generator(4, Stream::data);
+  const Batch batch = draw_recall(task, 5, 20, generator);
+  CHECK(batch.length == 35);
+  CHECK(batch.target_tokens() == 100);
+  CHECK(solve_recall(task, batch) == batch.targets);
+  int64_t changed = 0;
+  for (int64_t row = 0; row < 20; ++row) {
+    const int32_t* ids = batch.inputs.data() + row * 35;
+    std::map<int32_t, std::set<int32_t>> told;
+    for (int64_t i = 0; i < 15; ++i) told[ids[2 * i]].insert(ids[2 * i + 1]);
+    CHECK(told.size() == 5);
+    for (const auto& [key, values] : told) changed += values.size() > 1;
+  }
+  CHECK(changed > 95);  // of 100, other values than the last were told before
+}
+
 TEST_CASE("train/recall: impossible tasks are refused") {
   Generator generator;
   CHECK_THROWS_AS(draw_recall({.keys = 4, .values = 4}, 5, 1, generator), UsageError);
   RecallOptions options;
-  options.pairs = {65};
-  CHECK(error_of([&] { options.validate(); }) == "[recall] 65 pairs; allowed: 1 to 64, the number of keys");
+  options.pairs = {33};
+  CHECK(error_of([&] { options.validate(); }) == "[recall] 33 pairs; allowed: 1 to 32, the number of keys");
 }
 
 TEST_CASE("train/recall: the delta rule learns it and a model without memory does not") {
