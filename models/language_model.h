@@ -20,7 +20,7 @@ struct FastWeights {
 };
 
 /// x += mixer(conv(norm(x))); x += mlp(norm(x)). The convolution is there if the configuration wants it.
-/// Between them, a block with a fast MLP has x += fast_mlp(norm(x)).
+/// A block with a fast MLP has x += fast_mlp(norm(x)) between the two.
 class Block : public Module {
  public:
   Block(const ModelConfig& config, const MixerChoice& choice, bool fast, Initialiser& initialiser);

@@ -27,7 +27,9 @@ std::vector<double> outputs_near(const GradCase& grad_case, const Tensors& direc
 /// norm is near 0, as q . k of a first token may be: there the output turns within the steps of the checker,
 /// and numeric derivatives say nothing.
 bool bends(const GradCase& grad_case, Generator& generator) {
-  constexpr double step = 1.0 / 64, limit = 0.2;  // of the largest output; at points that fail it is 0.3 to 2
+  // Of the largest output. With 0.2, three of the 378 cases of six seeds are at points that fail; with 0.1,
+  // none.
+  constexpr double step = 1.0 / 64, limit = 0.1;
   for (int i = 0; i < 32; ++i) {
     Tensors directions;
     for (const GradInput& input : grad_case.inputs) {
