@@ -55,7 +55,11 @@ std::vector<MixerChoice> chosen_mixers(const std::string& pattern) {
 void print_header(const RecallOptions& options) {
   std::cout << "share of queries answered rightly, mean (least-most of the seeds)\n"
             << "chance: " << std::setprecision(3) << 1.0 / static_cast<double>(options.task.values)
-            << " without reading; with P pairs, 1/P for a guess among the values read\n\n"
+            << " without reading; with P pairs, 1/P for a guess among the last values told"
+            << (options.task.tellings > 1
+                    ? str(", 1/", options.task.tellings, " for one among those of the key")
+                    : "")
+            << "\n\n"
             << std::left << std::setw(40) << "mixer" << std::right << std::setw(12) << "parameters"
             << std::setw(12) << "state bytes" << std::setw(9) << "s/seed";
   for (const int64_t pairs : options.pairs) std::cout << std::setw(20) << str(pairs, " pairs");
@@ -96,6 +100,7 @@ int run(int argc, char** argv) {
   o.model.heads = 2;
   o.model.width = 64;
   o.model.conv = true;
+  o.model.positions = "none";
   CLI::App app("Trains small models to recall values by their keys, and says how many pairs each remembers.",
                "recall");
   app.option_defaults()->always_capture_default();
@@ -109,7 +114,7 @@ int run(int argc, char** argv) {
   app.add_option("--heads", o.model.heads, "Heads of each mixer");
   app.add_option("--width", o.model.width, "Width of the model");
   app.add_flag("--conv,!--no-conv", o.model.conv, "Mixers see a short convolution of each block's input");
-  app.add_option("--positions", o.model.positions, "learned, sinusoidal, rope, none; auto: learned");
+  app.add_option("--positions", o.model.positions, "learned, sinusoidal, rope or none");
   app.add_option("--steps", o.steps, "Training steps");
   app.add_option("--batch", o.batch, "Sequences in a step");
   app.add_option("--lr", o.learning_rate, "Highest learning rate");
