@@ -42,7 +42,8 @@ void ModelConfig::validate() const {
   check_usage(positions != "sinusoidal" || width % 2 == 0,
               "[model] positions sinusoidal need an even width, not ", width);
   check_usage(ttt_tokens >= 0 && ttt_tokens < context, "[model] ttt_tokens ", ttt_tokens,
-              "; allowed: 0 (off), or less than the context ", context, ", so that training sees updates");
+              "; allowed: 0 (off), or 1 to ", context - 1,
+              ", less than the context, so that training sees updates");
   check_usage(std::isfinite(ttt_rate) && ttt_rate >= 0, "[model] ttt_rate ", ttt_rate,
               "; allowed: finite, 0 or more");
   check_range("ttt_hidden", ttt_hidden, 0, large);

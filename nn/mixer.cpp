@@ -49,7 +49,7 @@ int64_t MixerState::bytes() const {
 int64_t MixerConfig::group_option(const std::string& mixer, const std::string& name) const {
   const int64_t count = size_option(name, heads);
   check_usage(heads > 0 && heads % count == 0, "[", mixer, "] ", name, " ", count, " does not divide ", heads,
-              " heads");
+              " heads; allowed: the divisors of ", heads);
   return count;
 }
 

@@ -1,6 +1,7 @@
 #include "train/options.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -113,6 +114,16 @@ void check_number(const char* option, double value, double minimum, double maxim
 void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum) {
   check_usage(value >= minimum && value <= maximum, "[options] --", option, ": ", value,
               "; allowed: ", minimum, " to ", maximum);
+}
+
+void check_json_path(const std::string& json) {
+  if (json.empty()) return;
+  const std::filesystem::path path = json, folder = path.has_parent_path() ? path.parent_path() : ".";
+  const auto kind = std::filesystem::symlink_status(path).type();
+  check_usage(std::filesystem::is_directory(folder), "[options] --json: there is no folder '",
+              folder.string(), "'");
+  check_usage(kind == std::filesystem::file_type::not_found || kind == std::filesystem::file_type::regular,
+              "[options] --json: '", json, "' is there and no regular file");
 }
 
 std::string mixers_help() {

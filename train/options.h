@@ -69,6 +69,9 @@ MatrixPrecision parse_precision(const std::string& text);
 /// Throws UsageError that names the option, as it is written behind "--", for a value out of range.
 void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum);
 
+/// Throws UsageError unless a file can be written there, or the path is empty: none is wanted.
+void check_json_path(const std::string& json);
+
 /// Declares the options that make a model, but its context and its vocabulary, in the group "Model".
 void declare_model_options(CLI::App& app, ModelConfig& model);
 /// The mixers that a pattern can name, with their options, for --help.

@@ -8,6 +8,10 @@
 
 #include "autograd/tape.h"
 #include "nn/optimizer.h"
+#include "tensor/measure.h"
+#include "train/memory.h"
+#include "train/options.h"
+#include "train/progress.h"
 
 namespace mixgrad {
 
@@ -43,6 +47,14 @@ double accuracy(LanguageModel& model, const Batch& batch) {
     right += std::max_element(row, row + vocabulary) - row == batch.targets[place];
   }
   return static_cast<double>(right) / static_cast<double>(batch.target_tokens());
+}
+
+ModelConfig model_config(const RecallOptions& options, const MixerChoice& mixer) {
+  ModelConfig config = options.model;
+  config.vocabulary = options.task.vocabulary();
+  config.context = options.task.length(*std::max_element(options.pairs.begin(), options.pairs.end()));
+  config.pattern = mixer.text();
+  return config;
 }
 
 int64_t state_bytes(LanguageModel& model, int64_t length) {
@@ -95,31 +107,47 @@ std::vector<int32_t> solve_recall(const RecallTask& task, const Batch& batch) {
 }
 
 void RecallOptions::validate() const {
-  check_usage(task.keys >= 1, "[recall] ", task.keys, " keys; allowed: 1 or more");
-  check_usage(task.values >= 1, "[recall] ", task.values, " values; allowed: 1 or more");
-  check_usage(task.tellings >= 1, "[recall] ", task.tellings, " tellings; allowed: 1 or more");
+  check_count("keys", task.keys, 1, 1 << 16);
+  check_count("values", task.values, 1, 1 << 16);
+  check_count("tellings", task.tellings, 1, 1 << 10);
   check_usage(!pairs.empty(), "[recall] no numbers of pairs are given");
   for (const int64_t count : pairs) {
     check_usage(count >= 1 && count <= task.keys, "[recall] ", count, " pairs; allowed: 1 to ", task.keys,
                 ", the number of keys");
   }
-  check_usage(steps >= 1, "[recall] steps ", steps, "; allowed: 1 or more");
-  check_usage(batch >= 1, "[recall] batch ", batch, "; allowed: 1 or more");
-  check_usage(test_rows >= 1, "[recall] test rows ", test_rows, "; allowed: 1 or more");
+  check_count("steps", steps, 1, most_steps);
+  check_count("batch", batch, 1, 1 << 16);
+  check_count("test-rows", test_rows, 1, 1 << 16);
+  constexpr int64_t most_tokens = 1 << 24;
+  const int64_t tokens =
+      std::max(batch, test_rows) * task.length(*std::max_element(pairs.begin(), pairs.end()));
+  check_usage(tokens <= most_tokens, "[recall] ", tokens, " tokens in a batch or test; allowed: up to ",
+              most_tokens, ", by fewer rows, pairs or tellings");
   check_usage(learning_rate > 0 && std::isfinite(learning_rate), "[recall] learning rate ", learning_rate,
-              "; allowed: above 0");
+              "; allowed: finite, above 0");
+}
+
+void check_recall(const RecallOptions& options, const MixerChoice& mixer) {
+  const ModelConfig config = model_config(options, mixer);
+  config.validate();
+  const int64_t needed = measure_peak_bytes([&] {
+    Generator generator;
+    Initialiser initialiser(DType::float32, options.device, generator);
+    LanguageModel model(config, initialiser);
+    const Tensor ids = Tensor::zeros({options.batch, config.context}, DType::int32);
+    backward(model.loss(ids, ids));
+  });
+  const int64_t available = available_memory_bytes(options.device);
+  check(needed <= available, "[recall] ", config.pattern, ": a step needs ",
+        bytes_text(static_cast<double>(needed)), ", and ", bytes_text(static_cast<double>(available)),
+        " are left; a smaller batch or fewer pairs need less");
 }
 
 RecallResult run_recall(const RecallOptions& options, const MixerChoice& mixer, uint64_t seed,
                         const std::function<void(int64_t step, double loss)>& progress) {
   options.validate();
   const auto start = std::chrono::steady_clock::now();
-  const int64_t most_pairs = *std::max_element(options.pairs.begin(), options.pairs.end());
-  ModelConfig config = options.model;
-  config.vocabulary = options.task.vocabulary();
-  config.context = options.task.length(most_pairs);
-  config.pattern = mixer.text();
-
+  const ModelConfig config = model_config(options, mixer);
   Generator parameters(seed, Stream::parameters), data(seed, Stream::data), test(seed, Stream::sampling);
   Initialiser initialiser(DType::float32, options.device, parameters);
   LanguageModel model(config, initialiser);

@@ -58,6 +58,10 @@ struct RecallResult {
   double seconds = 0;
 };
 
+/// Throws UsageError when no model can be made of the mixer, and Error when training it needs more memory
+/// than there is. Computes nothing.
+void check_recall(const RecallOptions& options, const MixerChoice& mixer);
+
 /// Trains a model of one mixer on the task from a seed, and asks it. `progress`, if given, hears of each step
 /// and its loss. Throws Error when the loss is no longer finite.
 RecallResult run_recall(const RecallOptions& options, const MixerChoice& mixer, uint64_t seed,

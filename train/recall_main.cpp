@@ -9,6 +9,7 @@
 #include "tensor/parallel.h"
 #include "train/atomic_file.h"
 #include "train/cli.h"
+#include "train/options.h"
 #include "train/recall.h"
 
 namespace mixgrad {
@@ -127,14 +128,15 @@ int run(int argc, char** argv) {
   if (!parse(app, argc, argv)) return 0;
   o.pairs = parse_numbers("--pairs", request.pairs, 1, 1 << 20);
   o.validate();
-  check_usage(request.seeds >= 1, "[recall] seeds ", request.seeds, "; allowed: 1 or more");
-  check_usage(request.threads >= 0 && request.threads <= most_threads(),
-              "[options] --threads: ", request.threads, "; allowed: 0 to ", most_threads());
+  check_json_path(request.json);
+  check_count("seeds", request.seeds, 1, 1 << 20);
+  check_count("threads", request.threads, 0, most_threads());
   if (request.threads > 0) set_thread_count(static_cast<int>(request.threads));
   o.device = parse_device(request.device);
 
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   const std::vector<MixerChoice> mixers = chosen_mixers(request.mixers);
+  for (const MixerChoice& mixer : mixers) check_recall(o, mixer);
   print_header(o);
   for (const MixerChoice& mixer : mixers) {
     std::vector<RecallResult> results;

@@ -366,9 +366,9 @@ TEST_CASE("models/test-time training: what can not be is refused by name") {
     return error_of([&] { config.validate(); });
   };
   CHECK(message([](ModelConfig&) {}).empty());
-  CHECK(
-      message([](ModelConfig& c) { c.ttt_tokens = -1; }) ==
-      "[model] ttt_tokens -1; allowed: 0 (off), or less than the context 32, so that training sees updates");
+  CHECK(message([](ModelConfig& c) { c.ttt_tokens = -1; }) ==
+        "[model] ttt_tokens -1; allowed: 0 (off), or 1 to 31, less than the context, so that training sees "
+        "updates");
   CHECK(message([](ModelConfig& c) { c.ttt_tokens = 32; }).starts_with("[model] ttt_tokens 32; allowed:"));
   CHECK(message([](ModelConfig& c) { c.ttt_rate = -0.1; }) ==
         "[model] ttt_rate -0.1; allowed: finite, 0 or more");

@@ -411,12 +411,13 @@ TEST_CASE("mixers: what does not fit is refused by name") {
   };
   CHECK_THROWS_WITH_AS(build("sdpa", 10, 3, false), "[sdpa] width 10 is not a multiple of 3 heads",
                        UsageError);
-  CHECK_THROWS_WITH_AS(build("sdpa(kv_heads=3)", 16, 4, false), "[sdpa] kv_heads 3 does not divide 4 heads",
-                       UsageError);
+  CHECK_THROWS_WITH_AS(build("sdpa(kv_heads=3)", 16, 4, false),
+                       "[sdpa] kv_heads 3 does not divide 4 heads; allowed: the divisors of 4", UsageError);
   CHECK_THROWS_WITH_AS(build("gated_delta(key_heads=3)", 16, 4, false),
-                       "[gated_delta] key_heads 3 does not divide 4 heads", UsageError);
-  CHECK_THROWS_WITH_AS(build("mamba2(groups=3)", 16, 4, false), "[mamba2] groups 3 does not divide 4 heads",
+                       "[gated_delta] key_heads 3 does not divide 4 heads; allowed: the divisors of 4",
                        UsageError);
+  CHECK_THROWS_WITH_AS(build("mamba2(groups=3)", 16, 4, false),
+                       "[mamba2] groups 3 does not divide 4 heads; allowed: the divisors of 4", UsageError);
   CHECK_THROWS_WITH_AS(build("retention", 9, 3, false),
                        "[retention] rotation turns pairs: the key size 3 must be even", UsageError);
   CHECK_THROWS_AS(build("sdpa", 9, 3, true), UsageError);

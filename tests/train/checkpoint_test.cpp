@@ -300,8 +300,9 @@ TEST_CASE("train/checkpoint: a kill at any moment leaves a whole checkpoint") {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) save_forever(run.path(), step);  // first replaces the newest
-    // Up to nine saves, of which the third makes progress: on a busy machine too, some rounds get so far.
-    ::usleep(static_cast<useconds_t>(1000 + generator.uniform() * 3 * three_saves.count()));
+    // Up to nine saves at first, of which the third makes progress, and more with every round: on a machine
+    // that has less time for the child than it had for the first three, some rounds get so far, too.
+    ::usleep(static_cast<useconds_t>(1000 + generator.uniform() * (3 + round) * three_saves.count()));
     ::kill(child, SIGKILL);
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);

@@ -69,6 +69,26 @@ TEST_CASE("train/recall: impossible tasks are refused") {
   CHECK(error_of([&] { options.validate(); }) == "[recall] 33 pairs; allowed: 1 to 32, the number of keys");
 }
 
+TEST_CASE("train/recall: what can't be is refused before anything is trained") {
+  RecallOptions options;
+  options.task.tellings = int64_t{1} << 62;
+  CHECK(contains(error_of([&] { options.validate(); }), "--tellings"));
+  options = {};
+  options.batch = 1'000'000'000;
+  CHECK(contains(error_of([&] { options.validate(); }), "--batch: 1000000000; allowed: 1 to 65536"));
+  options = {};
+  options.model.heads = 2;
+  options.model.width = 10;
+  const auto refusal = [&](const char* mixer) {
+    return error_of([&] { check_recall(options, parse_pattern(mixer, any_layers)[0]); });
+  };
+  CHECK(refusal("delta").empty());
+  CHECK(refusal("retention") == "[retention] rotation turns pairs: the key size 5 must be even");
+  options.batch = 65536;
+  options.model.width = 8192;
+  CHECK(contains(refusal("delta"), "[recall] delta: a step needs "));
+}
+
 TEST_CASE("train/recall: the delta rule learns it and a model without memory does not") {
   RecallOptions options;
   options.task = {.keys = 8, .values = 8};

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -172,13 +171,7 @@ void BenchOptions::validate() const {
   parse_filter(filter);
   parse_precision(precision);
   parse_device(device);
-  if (json.empty()) return;
-  const std::filesystem::path path = json, folder = path.has_parent_path() ? path.parent_path() : ".";
-  const auto kind = std::filesystem::symlink_status(path).type();
-  check_usage(std::filesystem::is_directory(folder), "[options] --json: there is no folder '",
-              folder.string(), "'");
-  check_usage(kind == std::filesystem::file_type::not_found || kind == std::filesystem::file_type::regular,
-              "[options] --json: '", json, "' is there and no regular file");
+  check_json_path(json);
 }
 
 void declare_bench_options(CLI::App& app, BenchOptions& o) {

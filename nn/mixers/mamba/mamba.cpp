@@ -55,9 +55,7 @@ class Mamba final : public Mixer {
 
   double flops_per_token(int64_t) const override {
     const auto channels = static_cast<double>(channels_);
-    const auto small =
-        static_cast<double>(2 * rank_ + 2 * states_);  // the projections to and from few numbers
-    return channels * (7 * static_cast<double>(states_) + 2 * small + 2 * ShortConv::taps);
+    return channels * (7 * static_cast<double>(states_) + 2 * ShortConv::taps);
   }
 
  protected:
