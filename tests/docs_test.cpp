@@ -281,6 +281,17 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
       set_option(words, "--against", "printf \"figure,ms\\nstep,1\\ncore gma T=16,1\\n\"");
     }
   }
+  if (program == "recall") {
+    for (const auto& [option, value] : std::map<std::string, std::string>{{"--steps", "2"},
+                                                                          {"--seeds", "1"},
+                                                                          {"--pairs", "2"},
+                                                                          {"--batch", "2"},
+                                                                          {"--test-rows", "2"},
+                                                                          {"--width", "16"},
+                                                                          {"--threads", "1"}}) {
+      set_option(words, option, value);
+    }
+  }
   if (program == "generate") set_option(words, "--tokens", "4");
   if (program == "gradcheck" && option_value(words, "--golden", "").empty()) {
     if (option_value(words, "--filter", "").empty()) set_option(words, "--filter", "elementwise/scale");
