@@ -247,6 +247,10 @@ void set_option(std::vector<std::string>& words, const std::string& option, cons
   words.push_back(value);
 }
 
+void set_options(std::vector<std::string>& words, const std::map<std::string, std::string>& values) {
+  for (const auto& [option, value] : values) set_option(words, option, value);
+}
+
 /// The command with its program in place and so little to do that it takes a second at most; what it says
 /// beyond sizes stays.
 std::vector<std::string> made_small(std::vector<std::string> words) {
@@ -254,15 +258,13 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
   words[0] = (programs / program).string();
   if (program == "train") {
     set_option(words, "--data", (root / "tests/docs_test.cpp").string());
-    for (const auto& [option, value] : std::map<std::string, std::string>{{"--steps", "2"},
-                                                                          {"--minutes", "0"},
-                                                                          {"--batch", "2"},
-                                                                          {"--context", "8"},
-                                                                          {"--width", "32"},
-                                                                          {"--threads", "1"},
-                                                                          {"--eval-batches", "1"}}) {
-      set_option(words, option, value);
-    }
+    set_options(words, {{"--steps", "2"},
+                        {"--minutes", "0"},
+                        {"--batch", "2"},
+                        {"--context", "8"},
+                        {"--width", "32"},
+                        {"--threads", "1"},
+                        {"--eval-batches", "1"}});
     if (!option_value(words, "--ttt-tokens", "").empty()) set_option(words, "--ttt-tokens", "4");
   }
   if (program == "bench") {
@@ -274,7 +276,7 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
         {"gemm", {{"--shape", "8,8,8"}}},
         {"peaks", {}},
     };
-    for (const auto& [option, value] : sizes.at(words.at(1))) set_option(words, option, value);
+    set_options(words, sizes.at(words.at(1)));
     set_option(words, "--seconds", "0");
     set_option(words, "--attempts", "1");
     if (!option_value(words, "--against", "").empty()) {  // PyTorch need not be here
@@ -282,15 +284,13 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
     }
   }
   if (program == "recall") {
-    for (const auto& [option, value] : std::map<std::string, std::string>{{"--steps", "2"},
-                                                                          {"--seeds", "1"},
-                                                                          {"--pairs", "2"},
-                                                                          {"--batch", "2"},
-                                                                          {"--test-rows", "2"},
-                                                                          {"--width", "16"},
-                                                                          {"--threads", "1"}}) {
-      set_option(words, option, value);
-    }
+    set_options(words, {{"--steps", "2"},
+                        {"--seeds", "1"},
+                        {"--pairs", "2"},
+                        {"--batch", "2"},
+                        {"--test-rows", "2"},
+                        {"--width", "16"},
+                        {"--threads", "1"}});
   }
   if (program == "generate") set_option(words, "--tokens", "4");
   if (program == "gradcheck" && option_value(words, "--golden", "").empty()) {
