@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -73,6 +74,43 @@ TEST_CASE("train/golden: a difference beyond the tolerance is noticed") {
     CHECK(failures(moved(name, std::numeric_limits<double>::infinity())).find(name + " element 3: got ") ==
           0);
   }
+}
+
+/// The results of a file in whose place zeros pass, but for those that are 0.
+std::vector<std::string> hidden_zeros(const SafetensorsFile& file, DType dtype) {
+  std::vector<std::string> hidden;
+  for (const auto& [name, want] : file.tensors) {
+    if (name.starts_with("in.") || name.starts_with("cot.")) continue;
+    const std::vector<double> values = want.to_vector();
+    if (std::all_of(values.begin(), values.end(), [](double value) { return value == 0; })) continue;
+    GoldenCase golden(file, dtype, {});
+    golden.compare(name, Tensor::zeros(want.shape(), dtype));
+    if (golden.tolerance_used() <= 1) hidden.push_back(name);
+  }
+  return hidden;
+}
+
+TEST_CASE("train/golden: zeros in place of a result are noticed") {
+  int64_t lost = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(vectors)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const SafetensorsFile file = read_safetensors(entry.path());
+    for (const DType dtype : {DType::float64, DType::float32}) {
+      for (const std::string& name : hidden_zeros(file, dtype)) {
+        // What is left: float32, or rounding alone, moves the value as much as zeros do; or it underflows.
+        const double noise = std::stod(file.metadata.at("noise." + name));
+        double largest = 0;
+        for (const double value : file.tensors.at(name).to_vector()) {
+          largest = std::max(largest, std::abs(value));
+        }
+        CAPTURE(entry.path());
+        CAPTURE(name);
+        CHECK((16 * noise >= largest || largest < 1e-37));
+        ++lost;
+      }
+    }
+  }
+  CHECK(lost == 23);
 }
 
 TEST_CASE("train/golden: a wrong backward is noticed") {
