@@ -111,7 +111,8 @@ double GoldenCase::tolerance(const std::string& full_name) const {
   constexpr double underflow = 1e-37;  // gates are limited to what leaves as much of a state
   const auto found = file_.metadata.find("noise." + full_name);
   const double noise = found == file_.metadata.end() ? 0 : std::stod(found->second);
-  return f64 ? 1e-9 * magnitude + 16 * noise * 0x1p-29 + underflow : 1e-4 * magnitude + 16 * noise + underflow;
+  return f64 ? 1e-9 * magnitude + 16 * noise * 0x1p-29 + underflow
+             : 1e-4 * magnitude + 16 * noise + underflow;
 }
 
 std::vector<std::string> GoldenCase::failures() const {
