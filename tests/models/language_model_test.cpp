@@ -7,6 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/embedding.h"
+#include "autograd/ops/norm.h"
+#include "autograd/ops/softmax.h"
 #include "autograd/tape.h"
 #include "nn/optimizer.h"
 
@@ -211,6 +215,67 @@ TEST_CASE("model: dropout acts in training alone and draws from its generator") 
   CHECK(loss(nullptr) == loss(nullptr));
   config.dropout = 0;
   CHECK(build(config)->loss(ids_of(text), ids_of(text)).value().item() == loss(nullptr));
+}
+
+namespace {
+
+/// A model whose blocks add nothing, and whose head gives what the final norm gives.
+std::unique_ptr<LanguageModel> model_of_embeddings(ModelConfig config) {
+  config.width = config.vocabulary = 12;
+  config.norm = "rms";
+  config.tie_embeddings = false;
+  auto model = build(config);
+  for (const Parameter& parameter : model->parameters()) {
+    Tensor& value = parameter.variable->value();
+    if (parameter.name == "head.weight") {
+      value.fill(0);
+      for (int64_t i = 0; i < 12; ++i) value.data<double>()[i * 12 + i] = 1;
+    } else if (parameter.name.ends_with("mixer.out.weight") || parameter.name.ends_with("mlp.down.weight")) {
+      value.fill(0);
+    }
+  }
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("model: sinusoids turn by position / 10000^(2i/D)") {
+  ModelConfig config = small_config();
+  config.positions = "sinusoidal";
+  const auto model = model_of_embeddings(config);
+  for (const Parameter& parameter : model->parameters()) {
+    if (parameter.name == "tokens.weight") parameter.variable->value().fill(0);
+  }
+  const NoGrad no_grad;
+  const std::vector<double> logits = model->logits(ids_of(text)).value().to_vector();
+  // sin^2 + cos^2 = 1, so that the norm divides by sqrt(1/2).
+  const double factor = 1 / std::sqrt(0.5 + 1e-6);
+  for (size_t t = 0; t < text.size(); ++t) {
+    for (int i = 0; i < 6; ++i) {
+      const double angle = static_cast<double>(t) / std::pow(10000, 2 * i / 12.0);
+      CHECK(logits[t * 12 + i] == doctest::Approx(factor * std::sin(angle)).epsilon(1e-12));
+      CHECK(logits[t * 12 + 6 + i] == doctest::Approx(factor * std::cos(angle)).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE("model: dropout acts behind the embedding and on both branches of every block") {
+  ModelConfig config = small_config();
+  config.positions = "none";
+  config.dropout = 0.5;
+  const auto model = model_of_embeddings(config);
+  Variable tokens;
+  for (const Parameter& parameter : model->parameters()) {
+    if (parameter.name == "tokens.weight") tokens = *parameter.variable;
+  }
+  const NoGrad no_grad;
+  Generator generator(3, Stream::dropout), same(3, Stream::dropout);
+  const double loss = model->loss(ids_of(text), ids_of(text), &generator).value().item();
+  const Variable dropped = dropout(embedding(ids_of(text), tokens), 0.5, same);
+  CHECK(loss ==
+        doctest::Approx(cross_entropy(rms_norm(dropped), ids_of(text)).value().item()).epsilon(1e-12));
+  const uint64_t once = same.position();
+  CHECK(generator.position() == (1 + 2 * static_cast<uint64_t>(config.layers)) * once);
 }
 
 TEST_CASE("model: overfits a single batch") {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -89,6 +90,43 @@ TEST_CASE("train/recall: what can't be is refused before anything is trained") {
   options.batch = 65536;
   options.model.width = 128;
   CHECK(contains(refusal("delta"), "[recall] delta: a step needs "));  // hundreds of GiB
+}
+
+TEST_CASE("train/recall: a model is asked sequences that it was not trained on") {
+  RecallOptions options;
+  options.task = {.keys = 4, .values = 4};
+  options.pairs = {3};
+  options.model.layers = 1;
+  options.model.heads = 2;
+  options.model.width = 16;
+  options.steps = 1;
+  options.learning_rate = 1e-30;  // the model stays as it was drawn
+  options.test_rows = 500;
+  const MixerChoice mixer = parse_pattern("delta", any_layers)[0];
+  ModelConfig config = options.model;
+  config.vocabulary = options.task.vocabulary();
+  config.context = options.task.length(3);
+  config.pattern = mixer.text();
+  Generator parameters(5, Stream::parameters);
+  Initialiser initialiser(DType::float32, Device{}, parameters);
+  LanguageModel model(config, initialiser);
+  const auto accuracy_on = [&](Stream stream) {
+    const NoGrad no_grad;
+    Generator generator(5, stream);
+    const Batch batch = draw_recall(options.task, 3, options.test_rows, generator);
+    const Tensor ids = Tensor::from(batch.inputs, {batch.rows, batch.length});
+    const std::vector<double> logits = model.logits(ids).value().to_vector();
+    int64_t right = 0;
+    for (size_t place = 0; place < batch.targets.size(); ++place) {
+      if (batch.targets[place] == ignored_target) continue;
+      const auto row = logits.begin() + static_cast<int64_t>(place) * config.vocabulary;
+      right += std::max_element(row, row + config.vocabulary) - row == batch.targets[place];
+    }
+    return static_cast<double>(right) / static_cast<double>(batch.target_tokens());
+  };
+  const double accuracy = run_recall(options, mixer, 5).accuracy[0];
+  CHECK(accuracy == accuracy_on(Stream::sampling));
+  CHECK(accuracy != accuracy_on(Stream::data));  // of 1500 questions the same number right by chance: 2 %
 }
 
 TEST_CASE("train/recall: the delta rule learns it and a model without memory does not") {
