@@ -1,7 +1,10 @@
 // What this machine computes with.
 #pragma once
 
+#include <sched.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace mixgrad {
@@ -11,8 +14,13 @@ std::string blas_description();
 /// Number of hardware threads that this process may use and the vector instructions that this build uses.
 std::string cpu_description();
 /// How many hardware threads this process may use: those of its affinity mask, or fewer where the processor
-/// time of its container is limited (rounded up).
+/// time of its control groups is limited. The time of 7.65 cores is for 7 threads, of less than one for one:
+/// a thread more, and all of them would stand still at the end of each period, in the midst of a loop.
 int usable_cores();
+/// The same on a machine with so many in the mask, whose /proc and /sys are below the folder `root`.
+int usable_cores(int allowed, const std::filesystem::path& root);
+/// How many CPUs are in the calling thread's affinity mask, which a function like sched_getaffinity reads.
+int allowed_cores(int (*read_mask)(pid_t, size_t, cpu_set_t*) = sched_getaffinity);
 /// How many threads programs allow: four for each usable core. More would only wait for each other.
 int64_t most_threads();
 
