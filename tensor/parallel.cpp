@@ -40,6 +40,40 @@ struct Loop {
 thread_local int own_index = 0;
 thread_local bool in_loop = false;
 
+/// While it lives, the calling thread takes subnormal operands for 0 and makes 0 of subnormal results.
+class SubnormalsAreZero {
+ public:
+  SubnormalsAreZero() : before_(control()) { set_control(before_ | flush); }
+  ~SubnormalsAreZero() { set_control(before_); }
+  SubnormalsAreZero(const SubnormalsAreZero&) = delete;
+  SubnormalsAreZero& operator=(const SubnormalsAreZero&) = delete;
+
+ private:
+  // The thread's control register for floating point, and its bits for this.
+#if defined(__x86_64__)
+  using Control = uint32_t;
+  static constexpr Control flush = 1u << 15 | 1u << 6;  // results (FTZ), operands (DAZ)
+  static Control control() { return __builtin_ia32_stmxcsr(); }
+  static void set_control(Control value) { __builtin_ia32_ldmxcsr(value); }
+#elif defined(__aarch64__)
+  using Control = uint64_t;
+  static constexpr Control flush = 1u << 24;  // both (FZ)
+  static Control control() {
+    Control value;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void set_control(Control value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+#else
+  using Control = int;
+  static constexpr Control flush = 0;
+  static Control control() { return 0; }
+  static void set_control(Control) {}
+#endif
+
+  Control before_;
+};
+
 /// Tells the processor that this is a loop that waits.
 void relax() {
 #if defined(__x86_64__)
@@ -111,6 +145,7 @@ void Pool::run(const Loop& loop) {
 }
 
 void Pool::work(int index) {
+  const SubnormalsAreZero mode;
   own_index = index;
   in_loop = true;
   for (int seen = 0; !stopping_; seen = started_.load(std::memory_order_acquire)) {
@@ -172,6 +207,7 @@ int thread_index() { return own_index; }
 
 void run_blocks(int64_t count, int64_t block, BlockFunction call, const void* body) noexcept {
   if (measuring()) return;
+  const SubnormalsAreZero mode;
   const Loop loop{call, body, count, block, (count + block - 1) / block};
   if (loop.blocks <= 1 || in_loop || thread_count() == 1) return run_alone(loop);
   const std::unique_lock lock(pool_mutex, std::try_to_lock);

@@ -25,6 +25,9 @@ void run_blocks(int64_t count, int64_t block, BlockFunction call, const void* bo
 /// sums in the same order on every machine. Which thread computes which block is left to chance. A loop
 /// inside a body, or beside one of another thread, runs on its calling thread alone. Bodies must not throw.
 /// In a measurement of memory (tensor/measure.h) loops are skipped.
+///
+/// In a body, on whichever thread it runs, subnormal numbers are 0, as operands and as results; behind the
+/// loop the calling thread does with them what it did before (docs/numerics.md).
 template <class Body>
 void parallel_blocks(int64_t count, int64_t block, const Body& body) {
   const auto call = [](const void* erased, int64_t begin, int64_t end) {

@@ -2,8 +2,9 @@
 //
 // Each is straight arithmetic on floats, with selections instead of branches: a loop over them becomes vector
 // instructions without -ffast-math. The errors stated are the largest over all floats, in units in the last
-// place (ulp) of the right value, denormal values included, with fused multiply-adds or without. NaN gives
-// NaN. Double is for checking: there the library's functions will do.
+// place (ulp) of the right value, subnormal values included where the processor computes with them (in the
+// loops of tensor/parallel.h they are 0), with fused multiply-adds or without. NaN gives NaN. Double is for
+// checking: there the library's functions will do.
 #pragma once
 
 #include <bit>

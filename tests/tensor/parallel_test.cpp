@@ -3,11 +3,17 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <latch>
+#include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tensor/cpu_info.h"
+#include "tensor/kernels/optimizer.h"
 #include "tests/tensor/fixtures.h"
 
 namespace mixgrad {
@@ -25,6 +31,29 @@ class Threads {
  private:
   int before_;
 };
+
+/// a * b as this thread's processor computes it now, not the compiler.
+template <class T>
+T product(T a, T b) {
+  const volatile T factor = a, other = b;
+  return factor * other;
+}
+
+template <class T>
+constexpr T least = std::numeric_limits<T>::min();  // of the normal numbers
+
+/// A subnormal result, and a normal one of a subnormal operand. To be compared outside of loops: a comparison
+/// has operands, too.
+template <class T>
+std::pair<T, T> products_with_subnormals() {
+  return {product(least<T>, T(0.5)), product(least<T> / 2, T(4))};
+}
+
+template <class T>
+int64_t count_subnormal(const std::vector<T>& values) {
+  return std::count_if(values.begin(), values.end(),
+                       [](T value) { return std::fpclassify(value) == FP_SUBNORMAL; });
+}
 
 }  // namespace
 
@@ -113,6 +142,54 @@ TEST_CASE("tensor/parallel: loops of several threads at once do not mix") {
   }
   for (std::thread& caller : callers) caller.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE_TEMPLATE("tensor/parallel: subnormal numbers are 0 on every thread of a loop and nowhere else", T,
+                   float, double) {
+  for (const int threads : {1, 2, 3, 7}) {
+    CAPTURE(threads);
+    const Threads scope(threads);
+    std::latch all_here(threads);  // so that each thread takes one of the blocks
+    std::vector<std::pair<T, T>> products(threads), after_inner_loop(threads);
+    parallel_tasks(threads, [&](int64_t i) {
+      all_here.arrive_and_wait();
+      products[i] = products_with_subnormals<T>();
+      parallel_tasks(2, [](int64_t) {});
+      after_inner_loop[i] = products_with_subnormals<T>();
+    });
+    const std::vector<std::pair<T, T>> zeros(threads);
+    CHECK((products == zeros));
+    CHECK((after_inner_loop == zeros));
+    CHECK((products_with_subnormals<T>() == std::pair{least<T> / 2, 2 * least<T>}));
+  }
+}
+
+TEST_CASE("tensor/parallel: moments and weights that fade away are 0 after a step of AdamW") {
+  // Each subnormal number takes a processor as long as a hundred others, and rounding to nearest keeps some
+  // for ever: 0.99 x 50 units is 50 units.
+  const AdamWStep step{.learning_rate = 1e-3,
+                       .beta1 = 0.9,
+                       .beta2 = 0.99,
+                       .epsilon = 1e-8,
+                       .weight_decay = 0.1,
+                       .gradient_scale = 1,
+                       .step = 1000};
+  constexpr int64_t n = 100'000;
+  const std::vector<float> g(n, 0.0f);
+  for (const int threads : {1, 2, 3, 7}) {
+    CAPTURE(threads);
+    const Threads scope(threads);
+    for (const float value : {1e-41f, least<float>, 1e-3f}) {
+      CAPTURE(value);
+      std::vector<float> p(n, value), m(n, value), v(n, value);
+      adamw(Cpu{}, n, step, g.data(), p.data(), m.data(), v.data());
+      const bool fades = value < 1e-3f;
+      for (const std::vector<float>& values : {p, m, v}) {
+        CHECK(count_subnormal(values) == 0);  // of m and v all, if they were kept
+        CHECK(std::count(values.begin(), values.end(), 0.0f) == (fades ? n : 0));
+      }
+    }
+  }
 }
 
 TEST_CASE("tensor/parallel: fewer than one thread is refused") {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/kernels/scalar.h"
+#include "tensor/parallel.h"
 
 namespace mixgrad {
 namespace {
@@ -88,6 +89,29 @@ TEST_CASE("tensor/vector_math: sigmoid and softplus keep the digits of small val
   // 1.7; as log(1 + exp(x)), inf above 88 and 8e6 for x below -17.
   CHECK(worst_ulps(-infinity, infinity, p,
                    [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }) <= 2);
+}
+
+TEST_CASE("tensor/vector_math: in a parallel loop subnormal numbers are 0 and nothing else changes") {
+  // The least normal number counts as 0 too: a result may be it or 0 there, as rounding goes.
+  const auto without_subnormal = [](float x) {
+    return std::abs(x) <= std::numeric_limits<float>::min() ? 0.0f : x;
+  };
+  float (*const functions[])(float) = {
+      [](float x) { return vector_exp(x); }, [](float x) { return vector_tanh(x); },
+      [](float x) { return gaussian(x); },   [](float x) { return normal_cdf(x); },
+      [](float x) { return sigmoid(x); },    [](float x) { return softplus(x); }};
+  for (const auto& f : functions) {
+    int64_t different = 0;
+    for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 1021) {
+      const float x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+      if (std::isnan(x)) continue;
+      float inside = 0;
+      parallel_tasks(1, [&](int64_t) { inside = f(x); });
+      different += std::fpclassify(inside) == FP_SUBNORMAL;
+      different += without_subnormal(inside) != without_subnormal(f(without_subnormal(x)));
+    }
+    CHECK(different == 0);
+  }
 }
 
 TEST_CASE("tensor/vector_math: NaN gives NaN") {
