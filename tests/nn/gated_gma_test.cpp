@@ -57,7 +57,9 @@ class Definition {
 
   Heads heads_of(const Variable& x, bool delta) const {
     const Variable steps = linear(x, parameters_.at("decay.weight"));
-    Heads result{.q = responsibilities(x, "q"), .k = responsibilities(x, "k")};
+    Heads result;
+    result.q = responsibilities(x, "q");
+    result.k = responsibilities(x, "k");
     result.v = convolved(x, "v").value().to_vector();
     result.log_decay =
         decay_gate(steps, parameters_.at("decay.A_log"), parameters_.at("decay.dt_bias")).value().to_vector();
