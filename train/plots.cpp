@@ -374,8 +374,9 @@ std::vector<int64_t> ordered_components(const Responsibilities& r, const Compone
   for (const int64_t component : order) strongest[component] = strongest_token(r, component);
   std::ranges::stable_sort(order, std::greater(), [&](int64_t c) { return usage.mean[c]; });
   order.resize(std::min(r.components, kMaxRows));
-  const auto silent = std::ranges::stable_partition(order, [&](int64_t c) { return usage.wins[c] > 0; });
-  std::ranges::stable_sort(order.begin(), silent.begin(), {}, [&](int64_t c) { return strongest[c]; });
+  const auto silent =
+      std::stable_partition(order.begin(), order.end(), [&](int64_t c) { return usage.wins[c] > 0; });
+  std::ranges::stable_sort(order.begin(), silent, {}, [&](int64_t c) { return strongest[c]; });
   return order;
 }
 

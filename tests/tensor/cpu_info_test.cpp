@@ -74,15 +74,15 @@ TEST_CASE("tensor/cpu_info: without a quota all CPUs of the mask are used") {
 
 TEST_CASE("tensor/cpu_info: a quota counts in whole cores, at least one") {
   const FakeRoot root = nested();
-  for (const auto& [quota, cores] : {std::pair{"300000 100000", 3},
-                                     {"765000 100000", 7},
-                                     {"799999 100000", 7},
-                                     {"50000 100000", 1},
-                                     {"1000 1000000", 1},
-                                     {"700000 100000", 7}}) {
-    CAPTURE(quota);
-    root.write(slice + "train.service/inner/cpu.max", quota);
-    CHECK(root.cores() == cores);
+  for (const auto& row : {std::pair{"300000 100000", 3},
+                          {"765000 100000", 7},
+                          {"799999 100000", 7},
+                          {"50000 100000", 1},
+                          {"1000 1000000", 1},
+                          {"700000 100000", 7}}) {
+    CAPTURE(row.first);
+    root.write(slice + "train.service/inner/cpu.max", row.first);
+    CHECK(root.cores() == row.second);
   }
 }
 
