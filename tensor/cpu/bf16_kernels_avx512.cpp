@@ -1,5 +1,5 @@
 // Compiled for AVX512_BF16, whatever the rest of the build is compiled for.
-#include "tensor/cpu/bf16_kernels.h"
+#include "tensor/cpu/bf16_kernels_avx512.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -8,37 +8,24 @@ namespace mixgrad {
 
 namespace {
 
-void nothing() {}
+/// The instructions themselves.
+struct Avx512 {
+  using Floats = __m512;
+  using Pairs = __m512bh;
 
-/// Sums of a few rows in registers: 8 rows of two make 16 chains of additions, more than their latency.
-void multiply(int64_t pairs, const uint32_t* a, int64_t a_line, const uint32_t* b, float* block) {
-  constexpr int rows = 8, lanes = 16;
-  for (int64_t first = 0; first < Bf16Kernels::rows; first += rows) {
-    const uint32_t* const a_rows[2] = {a + first * a_line, a + (first + rows / 2) * a_line};
-    __m512 left[rows] = {}, right[rows] = {};
-    for (int64_t p = 0; p < pairs; ++p) {
-      const uint32_t* const from = b + p * Bf16Kernels::columns;
-      const __m512bh b_left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(from));
-      const __m512bh b_right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(from + lanes));
-#pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) {
-        const auto pair = _mm512_set1_epi32(static_cast<int>(a_rows[i / 4][i % 4 * a_line + p]));
-        left[i] = _mm512_dpbf16_ps(left[i], reinterpret_cast<__m512bh>(pair), b_left);
-        right[i] = _mm512_dpbf16_ps(right[i], reinterpret_cast<__m512bh>(pair), b_right);
-      }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i) {
-      _mm512_storeu_ps(block + (first + i) * Bf16Kernels::columns, left[i]);
-      _mm512_storeu_ps(block + (first + i) * Bf16Kernels::columns + lanes, right[i]);
-    }
+  static Pairs load(const uint32_t* pairs) { return reinterpret_cast<Pairs>(_mm512_loadu_si512(pairs)); }
+  static Pairs broadcast(const uint32_t* pair) {
+    return reinterpret_cast<Pairs>(_mm512_set1_epi32(static_cast<int>(*pair)));
   }
-}
+  static Floats add_products(Floats sums, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sums, a, b); }
+  static void store(float* to, Floats sums) { _mm512_storeu_ps(to, sums); }
+};
 
 }  // namespace
 
 const Bf16Kernels* avx512_bf16_kernels() {
-  static constexpr Bf16Kernels kernels{"AVX512_BF16", nothing, nothing, multiply};
+  using Kernels = Avx512Bf16Kernels<Avx512>;
+  static constexpr Bf16Kernels kernels{"AVX512_BF16", Kernels::begin, Kernels::end, Kernels::multiply};
   static const bool usable = __builtin_cpu_supports("avx512bf16");
   return usable ? &kernels : nullptr;
 }

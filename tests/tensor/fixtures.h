@@ -41,6 +41,9 @@ inline std::vector<double> waves(int64_t count) {
   return values;
 }
 
+/// The larger of two errors; NaN where either is, so that one that comes in stays.
+inline double worse(double a, double b) { return a >= b || std::isnan(a) ? a : b; }
+
 /// The message of the Error that f throws; "" when it throws none.
 template <class F>
 std::string error_of(const F& f) {
