@@ -109,10 +109,7 @@ Results by_op(const Problem& p, Device device, DType dtype) {
 double distance(const Values& got, const Values& want) {
   double largest = 0, worst = 0;
   for (const double value : want) largest = std::max(largest, std::abs(value));
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double error = std::abs(got[i] - want[i]);
-    if (!(error <= worst)) worst = error;
-  }
+  for (size_t i = 0; i < want.size(); ++i) worst = worse(worst, std::abs(got[i] - want[i]));
   return worst == 0 ? 0 : worst / largest;
 }
 

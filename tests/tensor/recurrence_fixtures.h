@@ -129,9 +129,9 @@ inline double relative_error(const Results& got, const Results& want) {
     double largest = 1e-30, difference = 0;
     for (size_t i = 0; i < b.size(); ++i) {
       largest = std::max(largest, std::abs(b[i]));
-      if (!(std::abs(a[i] - b[i]) <= difference)) difference = std::abs(a[i] - b[i]);
+      difference = worse(difference, std::abs(a[i] - b[i]));
     }
-    if (!(difference / largest <= worst)) worst = difference / largest;
+    worst = worse(worst, difference / largest);
   }
   return worst;
 }

@@ -52,9 +52,9 @@ double worst_error(const Results& got, const Results& want) {
     double largest = std::max(typical / 100, 1e-30), difference = 0;
     for (size_t i = 0; i < b.size(); ++i) {
       largest = std::max(largest, std::abs(b[i]));
-      if (!(std::abs(a[i] - b[i]) <= difference)) difference = std::abs(a[i] - b[i]);
+      difference = worse(difference, std::abs(a[i] - b[i]));
     }
-    if (!(difference / largest <= worst)) worst = difference / largest;  // NaN stays
+    worst = worse(worst, difference / largest);
   }
   return worst;
 }
@@ -65,8 +65,7 @@ double float_error(const Inputs& in, RecurrenceOptions options, const std::vecto
   double worst = 0;
   for (const int64_t chunk : chunks) {
     options.chunk = chunk;
-    const double error = worst_error(run(in, options, DType::float32), want);
-    if (!(error <= worst)) worst = error;  // NaN stays
+    worst = worse(worst, worst_error(run(in, options, DType::float32), want));
   }
   return worst;
 }

@@ -893,7 +893,7 @@ TEST_CASE("tensor/recurrence: mixture attention with one component is the runnin
     double sum = 0, worst = 0;
     for (int64_t t = 0; t < 70; ++t) {
       sum += values[t * 8];
-      worst = std::max(worst, std::abs(o[t * 8] - sum / static_cast<double>(t + 1)));
+      worst = worse(worst, std::abs(o[t * 8] - sum / static_cast<double>(t + 1)));
     }
     CHECK(worst <= 1e-6);  // float 1e-7; a token too many or too few 0.01 and more
   });
