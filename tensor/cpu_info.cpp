@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tensor/cpu/vector_instructions.h"
 #include "tensor/error.h"
 
 namespace mixgrad {
@@ -79,16 +80,7 @@ std::string blas_description() {
   return str(openblas_get_config(), ", ", openblas_get_corename(), " kernels");
 }
 
-std::string cpu_description() {
-#if defined(__AVX512F__)
-  const char* vectors = "AVX-512";
-#elif defined(__AVX2__)
-  const char* vectors = "AVX2";
-#else
-  const char* vectors = "baseline vectors";
-#endif
-  return str(usable_cores(), " hardware threads, ", vectors);
-}
+std::string cpu_description() { return str(usable_cores(), " hardware threads, ", vector_instructions()); }
 
 int allowed_cores(int (*read_mask)(pid_t, size_t, cpu_set_t*)) {
   // A mask that is too small for the machine is refused.

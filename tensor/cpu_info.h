@@ -11,7 +11,7 @@ namespace mixgrad {
 
 /// The linear-algebra library and the kernels that it chose for this CPU.
 std::string blas_description();
-/// Number of hardware threads that this process may use and the vector instructions that this build uses.
+/// Number of hardware threads that this process may use and the vector instructions of the kernels.
 std::string cpu_description();
 /// How many hardware threads this process may use: those of its affinity mask, or fewer where the processor
 /// time of its control groups is limited. The time of 7.65 cores is for 7 threads, of less than one for one:
