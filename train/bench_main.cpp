@@ -25,6 +25,7 @@ struct Command {
   std::function<void(CLI::App&)> declare;
   std::function<void()> validate;
   std::function<Findings(const Measuring&)> measure;
+  size_t slowest = 0;  // figures that end its table; BenchSet
 };
 
 Findings measure_peak_rates(const Measuring& measuring) {
@@ -67,7 +68,7 @@ class Commands {
             {"kernels", "Every family of kernels, forward and backward",
              [this](CLI::App& app) { declare_kernels_options(app, kernels_); },
              [this] { kernels_.validate(); },
-             [this](const Measuring& measuring) { return measure_kernels(kernels_, measuring); }},
+             [this](const Measuring& measuring) { return measure_kernels(kernels_, measuring); }, 5},
             {"mixers", "Mixers over lengths, whole and without projections, forward and backward",
              [this](CLI::App& app) { declare_mixers_options(app, mixers_); }, [this] { mixers_.validate(); },
              [this](const Measuring& measuring) { return measure_mixers(mixers_, measuring); }},
@@ -129,7 +130,7 @@ void run_commands(const std::vector<Command>& commands, const BenchOptions& opti
   std::cout << machine_text(threads, device) << std::flush;
   nlohmann::ordered_json sets = nlohmann::ordered_json::array();
   for (const Command& command : commands) {
-    const SetResult result = run_set({command.name, command.measure}, options,
+    const SetResult result = run_set({command.name, command.measure, command.slowest}, options,
                                      instruments(threads, std::min(0.1, options.seconds), device));
     print_set(std::cout, result);
     sets.push_back(to_json(result));

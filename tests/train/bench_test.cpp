@@ -132,6 +132,27 @@ TEST_CASE("train/bench figures: a share is held against arithmetic or memory whi
   CHECK(share_of_peak(figure, peaks) == doctest::Approx(1));
 }
 
+TEST_CASE("train/bench figures: the slowest are those of the least share") {
+  const Peaks peaks = peaks_of(100, 50);
+  const auto with_flops = [](const char* name, double flops, double seconds) {
+    Figure figure = figure_of(name, {seconds});
+    figure.flops = flops;
+    return figure;
+  };
+  // Shares: 0.5, none, 0.2, 0.8, 0.2. The longest time isn't the least share.
+  const std::vector<Figure> figures = {with_flops("half", 5000, 100), with_flops("uncounted", 0, 1000),
+                                       with_flops("fifth", 20, 1), with_flops("most", 80, 1),
+                                       with_flops("another fifth", 40, 2)};
+  const auto names = [&](size_t count) {
+    std::vector<std::string> result;
+    for (const Figure& figure : slowest_by_share(figures, peaks, count)) result.push_back(figure.name);
+    return result;
+  };
+  CHECK(names(0).empty());
+  CHECK(names(3) == std::vector<std::string>{"fifth", "another fifth", "half"});
+  CHECK(names(9) == std::vector<std::string>{"fifth", "another fifth", "half", "most"});
+}
+
 TEST_CASE("train/bench figures: the slope of a power is its exponent") {
   CHECK(log_log_slope({1, 2, 4, 8}, {3, 12, 48, 192}) == doctest::Approx(2));
   CHECK(log_log_slope({256, 8192}, {1, 32}) == doctest::Approx(1));
@@ -447,6 +468,26 @@ TEST_CASE("train/bench program: json holds machine and figures and the compariso
   CHECK(set.at("figures").size() == 4);  // step, sum, mlp forward and backward
   CHECK(set.at("against").at(0).at("ratio").at("median").get<double>() > 0);
   CHECK(set.at("against").at(0).at("peer_peak_bytes") == 123456789);
+}
+
+TEST_CASE("train/bench program: kernels end with the five slowest by share of the peak") {
+  const ScratchFolder folder;
+  const std::string json_path = (folder / "out.json").string();
+  const Outcome outcome =
+      bench({"kernels", "--batch",    "1",        "--context", "2",         "--width", "8",
+             "--heads", "2",          "--device", "cpu",       "--threads", "1",       "--seconds",
+             "0",       "--attempts", "1",        "--filter",  "^norm/",    "--json",  json_path});
+  CHECK(outcome.code == 0);
+  const nlohmann::json slowest = nlohmann::json::parse(file_bytes(json_path)).at("sets").at(0).at("slowest");
+  REQUIRE(slowest.size() == 5);
+  const size_t heading = outcome.out.find("slowest by share of the peak:");
+  REQUIRE(heading != std::string::npos);
+  double last = 0;
+  for (const nlohmann::json& figure : slowest) {
+    CHECK(outcome.out.find(figure.at("name").get<std::string>(), heading) != std::string::npos);
+    CHECK(figure.at("share_of_peak").get<double>() >= last);
+    last = figure.at("share_of_peak").get<double>();
+  }
 }
 
 TEST_CASE("train/bench program: the peaks of one thread") {

@@ -141,6 +141,13 @@ void print_figures(std::ostream& out, const std::vector<Figure>& figures, const 
   print_table(out, rows);
 }
 
+void print_slowest(std::ostream& out, const std::vector<Figure>& slowest, const Peaks& peaks) {
+  out << "  slowest by share of the peak:\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const Figure& figure : slowest) rows.push_back({figure.name, percent(share_of_peak(figure, peaks))});
+  print_table(out, rows);
+}
+
 void print_comparisons(std::ostream& out, const std::vector<Comparison>& comparisons) {
   std::vector<std::vector<std::string>> rows = {
       {"against the peer", "rounds", "ours ms", "peer ms", "peer/ours", "min", "max"}};
@@ -201,6 +208,7 @@ SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instru
   };
   SetResult result;
   result.name = set.name;
+  result.slowest = set.slowest;
   const auto measure = [&] {
     Findings all;
     Rounds rounds;
@@ -241,6 +249,8 @@ void print_set(std::ostream& out, const SetResult& result) {
         << derived.meaning << '\n';
   }
   if (!result.comparisons.empty()) print_comparisons(out, result.comparisons);
+  const std::vector<Figure> slowest = slowest_by_share(findings.figures, conditions.before, result.slowest);
+  if (!slowest.empty()) print_slowest(out, slowest, conditions.before);
   out << std::flush;
 }
 
@@ -256,6 +266,11 @@ nlohmann::ordered_json to_json(const SetResult& result) {
   }
   nlohmann::ordered_json comparisons = nlohmann::ordered_json::array();
   for (const Comparison& comparison : result.comparisons) comparisons.push_back(to_json(comparison));
+  nlohmann::ordered_json slowest = nlohmann::ordered_json::array();
+  for (const Figure& figure :
+       slowest_by_share(result.measured.findings.figures, conditions.before, result.slowest)) {
+    slowest.push_back({{"name", figure.name}, {"share_of_peak", share_of_peak(figure, conditions.before)}});
+  }
   return {{"name", result.name},
           {"peaks_before", to_json(conditions.before)},
           {"peaks_after", to_json(conditions.after)},
@@ -264,7 +279,8 @@ nlohmann::ordered_json to_json(const SetResult& result) {
           {"disturbance", conditions.disturbance},
           {"figures", figures},
           {"derived", derived},
-          {"against", comparisons}};
+          {"against", comparisons},
+          {"slowest", slowest}};
 }
 
 std::string machine_text(int threads, Device device) {

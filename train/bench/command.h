@@ -46,6 +46,7 @@ struct Measuring {
 struct BenchSet {
   std::string name;
   std::function<Findings(const Measuring&)> measure;
+  size_t slowest = 0;  // so many figures, the slowest by share of the peak, are shown once more
 };
 
 /// What came of a set.
@@ -53,6 +54,7 @@ struct SetResult {
   std::string name;
   Measured measured;
   std::vector<Comparison> comparisons;  // empty without a peer
+  size_t slowest = 0;                   // as in BenchSet
 };
 
 /// Measures a set, again where it was disturbed, in turns with the peer if there is one. Throws UsageError

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 
 #include "tensor/error.h"
 
@@ -28,6 +29,17 @@ double share_of_peak(const Figure& figure, const Peaks& peaks) {
   const double arithmetic = figure.flops / peaks.flops_s;
   const double memory = figure.bytes / peaks.copy_bytes_s(figure.bytes);
   return std::max(arithmetic, memory) / figure.median_seconds();
+}
+
+std::vector<Figure> slowest_by_share(const std::vector<Figure>& figures, const Peaks& peaks, size_t count) {
+  std::vector<Figure> slowest;
+  std::copy_if(figures.begin(), figures.end(), std::back_inserter(slowest),
+               [&](const Figure& figure) { return share_of_peak(figure, peaks) > 0; });
+  std::stable_sort(slowest.begin(), slowest.end(), [&](const Figure& a, const Figure& b) {
+    return share_of_peak(a, peaks) < share_of_peak(b, peaks);
+  });
+  slowest.resize(std::min(count, slowest.size()));
+  return slowest;
 }
 
 void Findings::append(Findings&& round) {

@@ -34,6 +34,10 @@ struct Figure {
 /// whichever bounds it. 0 when neither was counted.
 double share_of_peak(const Figure& figure, const Peaks& peaks);
 
+/// Of the figures that have a share of the peak, the `count` with the least, the least first; equal ones stay
+/// in order.
+std::vector<Figure> slowest_by_share(const std::vector<Figure>& figures, const Peaks& peaks, size_t count);
+
 /// A number that is no time: a slope, a ratio.
 struct Derived {
   std::string name;

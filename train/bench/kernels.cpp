@@ -203,7 +203,9 @@ std::vector<KernelCase> kernel_cases(const KernelsOptions& options, Device devic
        {q, unit_key, v, gate, beta, make.between(0.5, 1, {H, d})},
        [](Inputs& in) {
          return mesa(in[0], in[1], in[2], in[3], in[4], in[5], {.final_state = false}).output;
-       }},
+       },
+       // The two recurrences, and a factorisation by Cholesky for every token and head.
+       (8 + static_cast<double>(d) / 3) * state},
       {"scan/selective_scan",
        {x, make.between(0.01, 0.1, tokens), make.between(-2, -1, {D, 16}), make.normal({B, T, 16}),
         make.normal({B, T, 16}), row},
