@@ -115,26 +115,59 @@ void causal_conv1d_forward(Cpu, ConvShape s, const T* x, const T* weight, const 
 
 namespace {
 
-/// Before anything is added: the gradient of each row is that of the final state, where it became part of it.
-template <class T>
-void begin_gradients(const ConvShape& s, const Sequence<T>& dx, const T* dfinal_state, int64_t first,
-                     int64_t n) {
-  Sequence<T> end = dx;
-  for (int64_t t = 0; t < s.length; ++t) end.enter(t);
-  for (int64_t t = dx.begin; t < s.length; ++t) {
-    T* row = dx.at(t);
-    const int64_t place = t - (s.length - (s.taps - 1));  // in the final state
-    if (place >= 0 && t >= end.begin && dfinal_state != nullptr)
-      std::copy_n(dfinal_state + place * s.channels + first, n, row + first);
-    else
-      std::fill_n(row + first, n, T(0));
+/// Tokens that are worked on at once: their rows of a tile fit into the nearest cache.
+constexpr int64_t token_block = 32;
+
+/// e = dy f'(sums), from the sums that are in e; 0 where dy is null.
+template <class T, class Count>
+void through_activation(bool silu, Count n, const T* dy, T* e) {
+  if (dy == nullptr) {
+    std::fill_n(e, n, T(0));
+  } else if (silu) {
+    for (int64_t j = 0; j < n; ++j) e[j] = dy[j] * Silu::slope(e[j]);
+  } else {
+    std::copy_n(dy, n, e);
   }
 }
 
-/// e = dy f'(sums), from the sums that are in e.
-template <class T>
-void through_activation(bool silu, int64_t n, const T* dy, T* e) {
-  for (int64_t j = 0; j < n; ++j) e[j] = silu ? dy[j] * Silu::slope(e[j]) : dy[j];
+/// total[j] += sum over t in [begin, end) of e_t x[t - distance], for the tokens that see that row. e_t is
+/// row t of e; the n channels from `first`.
+template <class T, class Count>
+void add_products(Sequence<const T> x, const T* e, int64_t begin, int64_t end, int64_t distance,
+                  int64_t first, Count n, T* total) {
+  T sums[tile_channels] = {};
+  for (int64_t t = begin; t < end; ++t) {
+    x.enter(t);
+    const T* row = x.at(t - distance);
+    if (row == nullptr) continue;
+    const T* e_row = e + t * x.channels;
+    for (int64_t j = 0; j < n; ++j) sums[j] += e_row[first + j] * row[first + j];
+  }
+  for (int64_t j = 0; j < n; ++j) total[j] += sums[j];
+}
+
+/// Puts the gradient of row `source` in its place in dx, where e of the same token was: the sum of e_t by
+/// weight, over the tokens t that see the row, and its part of dfinal [W - 1, D], the gradient of the final
+/// state, unless null. For the n channels from `first`.
+template <class T, class Count>
+void gather_gradient(const ConvShape& s, const Sequence<T>& dx, const T* weight_by_tap, const T* dfinal,
+                     int64_t source, int64_t first, Count n) {
+  T* to = dx.at(source);
+  if (to == nullptr) return;
+  T sums[tile_channels] = {};
+  const int64_t end = source + s.taps;
+  int64_t t = std::max<int64_t>(source, 0);
+  for (; t < std::min(end, s.length); ++t) {
+    if (t > source && dx.documents != nullptr && dx.documents[t] != 0) break;
+    const T* tap = weight_by_tap + (end - 1 - t) * s.channels;
+    const T* e = dx.at(t);
+    for (int64_t j = 0; j < n; ++j) sums[j] += tap[first + j] * e[first + j];
+  }
+  if (t == s.length && t < end && dfinal != nullptr) {
+    const T* row = dfinal + (end - 1 - t) * s.channels;
+    for (int64_t j = 0; j < n; ++j) sums[j] += row[first + j];
+  }
+  std::copy_n(sums, n, to + first);
 }
 
 }  // namespace
@@ -143,7 +176,7 @@ template <class T>
 void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const T* bias,
                             const T* initial_state, const T* dy, const T* dfinal_state, T* dx, T* dweight,
                             T* dbias, T* dinitial_state, const int32_t* documents) {
-  const int64_t weights = s.taps * s.channels;
+  const int64_t weights = s.taps * s.channels, before = s.taps - 1;
   Scratch<T> scratch(weights * (s.batch + 2) + s.batch * s.channels);
   T* by_tap = scratch.data();
   T* dweight_by_tap = by_tap + weights;
@@ -153,31 +186,33 @@ void causal_conv1d_backward(Cpu, ConvShape s, const T* x, const T* weight, const
   std::fill_n(dweight_parts, s.batch * (weights + s.channels), T(0));
   for_each_tile(s, [=](int64_t batch, int64_t first, auto n) {
     Sequence<const T> in(s, batch, x, initial_state, documents);
-    Sequence<T> out(s, batch, dx, dinitial_state, documents);
-    begin_gradients(s, out,
-                    dfinal_state == nullptr ? nullptr : dfinal_state + batch * (s.taps - 1) * s.channels,
-                    first, n);
-    if (dy == nullptr) return;
-    T* dbias_part = dbias_parts + batch * s.channels + first;
-    for (int64_t t = 0; t < s.length; ++t) {
-      in.enter(t);
-      out.enter(t);
-      T e[tile_channels];
-      if (s.silu) convolve(in, by_tap, bias, t, first, n, e);
-      through_activation(s.silu, n, dy + (batch * s.length + t) * s.channels + first, e);
-      for (int64_t j = 0; j < n; ++j) dbias_part[j] += e[j];
-      for (int64_t i = 0; i < s.taps; ++i) {
-        const int64_t source = t - (s.taps - 1) + i;
-        const T* tap = by_tap + i * s.channels + first;
-        if (T* row = out.at(source)) {
-          for (int64_t j = 0; j < n; ++j) row[first + j] += tap[j] * e[j];
-        }
-        if (const T* row = in.at(source)) {
-          T* dtap = dweight_parts + batch * weights + i * s.channels + first;
-          for (int64_t j = 0; j < n; ++j) dtap[j] += e[j] * row[first + j];
-        }
+    const Sequence<T> out(s, batch, dx, dinitial_state, documents);
+    const T* dfinal = dfinal_state == nullptr ? nullptr : dfinal_state + batch * before * s.channels;
+    const auto gather = [&](int64_t begin, int64_t end) {
+      for (int64_t source = begin; source < end; ++source) {
+        gather_gradient(s, out, by_tap, dfinal, source, first, n);
       }
+    };
+    T* dbias_part = dbias_parts + batch * s.channels + first;
+    for (int64_t begin = 0; begin < s.length; begin += token_block) {
+      const int64_t end = std::min(begin + token_block, s.length);
+      const Sequence<const T> at_begin = in;
+      for (int64_t t = begin; t < end; ++t) {
+        in.enter(t);
+        T e[tile_channels];
+        if (s.silu) convolve(in, by_tap, bias, t, first, n, e);
+        const T* gradient = dy == nullptr ? nullptr : dy + (batch * s.length + t) * s.channels + first;
+        through_activation(s.silu, n, gradient, e);
+        for (int64_t j = 0; j < n; ++j) dbias_part[j] += e[j];
+        std::copy_n(e, n, out.at(t) + first);
+      }
+      for (int64_t i = 0; i < s.taps; ++i) {
+        add_products(at_begin, out.tokens, begin, end, before - i, first, n,
+                     dweight_parts + batch * weights + i * s.channels + first);
+      }
+      gather(begin - before, end - before);
     }
+    gather(s.length - before, s.length);
   });
   sum_blocks(s.batch, s.channels, dbias_parts, dbias);
   if (dweight == nullptr) return;

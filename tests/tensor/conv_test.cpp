@@ -16,6 +16,21 @@ Variable tokens(const Variable& x, int64_t start, int64_t length) {
   return Variable(x.value().narrow(1, start, length).contiguous());
 }
 
+Values operator+(Values a, const Values& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+double largest_difference(const Values& a, const Values& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= largest)) largest = difference;  // NaN too
+  }
+  return largest;
+}
+
 }  // namespace
 
 TEST_CASE("tensor/conv: each channel sums its newest values with the last tap on the newest") {
@@ -105,6 +120,58 @@ TEST_CASE("tensor/conv: documents in a row are as if each had a call of its own"
       CHECK(x.grad().narrow(1, start, count).contiguous().to_vector() == part.grad().to_vector());
       if (start == 0) CHECK(before.grad().to_vector() == dstate);
       if (start == 9) CHECK(packed.state.value().to_vector() == alone.state.value().to_vector());
+    }
+  });
+}
+
+TEST_CASE("tensor/conv: gradients are those of the definition at every edge of a block of tokens") {
+  const auto check = [](Device device, DType dtype, int64_t length, const std::vector<int32_t>& begins) {
+    const int64_t channels = 67, taps = 4, before = taps - 1;
+    const Variable x = leaf(waves(length * channels), {1, length, channels}, device, dtype);
+    const Variable weight = leaf(waves(channels * taps), {channels, taps}, device, dtype);
+    const Variable bias = leaf(waves(channels), {channels}, device, dtype);
+    const Variable state = leaf(waves(before * channels), {1, before, channels}, device, dtype);
+    Convolution got =
+        causal_conv1d(x, weight, bias, state, {.documents = Tensor::from(begins, {1, length}, device)});
+    const Tensor dy = x.value(), dlast = state.value();
+    backward({got.output, got.state}, {dy, dlast});
+
+    const Values rows = state.value().to_vector() + x.value().to_vector();  // [W - 1 + T, D]
+    const Values w = weight.value().to_vector(), e = dy.to_vector(), last = dlast.to_vector();
+    Values drows(rows.size()), dweight(w.size()), dbias(channels);
+    int64_t first = 0;  // in rows: the first that can be seen
+    for (int64_t t = 0; t < length; ++t) {
+      if (begins[t] != 0) first = t + before;
+      for (int64_t c = 0; c < channels; ++c) {
+        dbias[c] += e[t * channels + c];
+        for (int64_t i = 0; i < taps; ++i) {
+          if (t + i < first) continue;
+          drows[(t + i) * channels + c] += w[c * taps + i] * e[t * channels + c];
+          dweight[c * taps + i] += rows[(t + i) * channels + c] * e[t * channels + c];
+        }
+      }
+    }
+    for (int64_t i = 0; i < before; ++i) {
+      for (int64_t c = 0; c < channels; ++c) {
+        if (length + i >= first) drows[(length + i) * channels + c] += last[i * channels + c];
+      }
+    }
+    const Values got_rows = state.grad().to_vector() + x.grad().to_vector();
+    // Rounding in float: 1e-5; a token that sees a row too much or too little: 0.01 and more.
+    const double line = dtype == DType::float32 ? 3e-5 : 1e-13;
+    CHECK(largest_difference(got_rows, drows) < line);
+    CHECK(largest_difference(weight.grad().to_vector(), dweight) < line);
+    CHECK(largest_difference(bias.grad().to_vector(), dbias) < line);
+  };
+  for_each_device_and_dtype([&](Device device, DType dtype) {
+    for (const int64_t length : {1, 2, 31, 32, 33, 66}) {
+      CAPTURE(length);
+      std::vector<int32_t> begins(length, 0);
+      check(device, dtype, length, begins);
+      for (const int64_t t : {1, 30, 31, 32, 34, 63, 64, 65}) {
+        if (t < length) begins[t] = 1;
+      }
+      check(device, dtype, length, begins);
     }
   });
 }
