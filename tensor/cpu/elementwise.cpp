@@ -2,8 +2,10 @@
 #include "tensor/kernels/elementwise.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
 #include "tensor/parallel.h"
 
@@ -48,10 +50,32 @@ void swiglu_forward(Cpu, int64_t n, const T* a, const T* b, T* y) {
   map(n, y, [=](int64_t i) { return Silu::value(a[i]) * b[i]; });
 }
 
+namespace {
+
+/// Both gradients of n elements, from one exponential.
+template <class T>
+void swiglu_gradients(int64_t n, const T* a, const T* b, const T* dy, T* da, T* db) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Sigmoids<T> s = sigmoids(a[i]);
+    const T gradient = dy[i];
+    da[i] = gradient * b[i] * Silu::slope(a[i], s);
+    db[i] = gradient * a[i] * s.value;
+  }
+}
+
+}  // namespace
+
 template <class T>
 void swiglu_backward(Cpu, int64_t n, const T* a, const T* b, const T* dy, T* da, T* db) {
-  if (da != nullptr) map(n, da, [=](int64_t i) { return dy[i] * b[i] * Silu::slope(a[i]); });
-  if (db != nullptr) map(n, db, [=](int64_t i) { return dy[i] * Silu::value(a[i]); });
+  if (da != nullptr && db != nullptr) {
+    parallel_blocks(n, block_elements, [=](int64_t begin, int64_t end) {
+      swiglu_gradients(end - begin, a + begin, b + begin, dy + begin, da + begin, db + begin);
+    });
+  } else if (da != nullptr) {
+    map(n, da, [=](int64_t i) { return dy[i] * b[i] * Silu::slope(a[i]); });
+  } else if (db != nullptr) {
+    map(n, db, [=](int64_t i) { return dy[i] * Silu::value(a[i]); });
+  }
 }
 
 BroadcastShape broadcast(const char* op, const Shape& a, const Shape& b) {
@@ -113,41 +137,55 @@ void broadcast_multiply(Cpu, const BroadcastShape& shape, const T* a, const T* b
   broadcast_map(shape, a, b, y, [](T left, T right) { return left * right; });
 }
 
+namespace {
+
+/// Axes beside each other that are all summed over or all kept.
+struct Run {
+  bool summed;
+  int64_t size;
+};
+
+/// The common shape as runs, by which axes a was repeated along. Axes of size 1 are none.
+std::vector<Run> runs_of(const BroadcastShape& s) {
+  std::vector<Run> runs;
+  for (int axis = 0; axis < s.shape.rank(); ++axis) {
+    if (s.shape[axis] == 1) continue;
+    const bool summed = s.a_strides[axis] == 0;
+    if (runs.empty() || runs.back().summed != summed) runs.push_back({summed, 1});
+    runs.back().size *= s.shape[axis];
+  }
+  return runs;
+}
+
+/// Sums x over the summed runs, one after the other; there is one at least.
+template <class T>
+void sum_runs(std::vector<Run> runs, const T* x, T* y) {
+  const auto is_summed = [](const Run& run) { return run.summed; };
+  const auto summed = std::find_if(runs.begin(), runs.end(), is_summed);
+  int64_t outer = 1, inner = 1;
+  for (auto run = runs.begin(); run != summed; ++run) outer *= run->size;
+  for (auto run = summed + 1; run != runs.end(); ++run) inner *= run->size;
+  const int64_t n = summed->size;
+  runs.erase(summed);
+  if (std::none_of(runs.begin(), runs.end(), is_summed)) {
+    sum_axis(outer, n, inner, x, y);
+  } else {
+    Scratch<T> sums(outer * inner);
+    sum_axis(outer, n, inner, x, sums.data());
+    sum_runs(runs, sums.data(), y);
+  }
+}
+
+}  // namespace
+
 template <class T>
 void broadcast_reduce(Cpu, const BroadcastShape& s, int64_t a_elements, const T* dy, T* da) {
-  // The axes along which a was repeated are summed over; along the others each element is a task of its own.
-  Shape kept;
-  Shape summed;
-  std::vector<int64_t> kept_strides;
-  std::vector<int64_t> summed_strides;
-  int64_t stride = 1;
-  std::array<int64_t, Shape::max_rank> dy_strides{};
-  for (int axis = s.shape.rank() - 1; axis >= 0; --axis) {
-    dy_strides[axis] = stride;
-    stride *= s.shape[axis];
+  std::vector<Run> runs = runs_of(s);
+  if (runs.empty() || (runs.size() == 1 && !runs[0].summed)) {
+    map(a_elements, da, [=](int64_t i) { return dy[i]; });
+  } else {
+    sum_runs(std::move(runs), dy, da);
   }
-  for (int axis = 0; axis < s.shape.rank(); ++axis) {
-    const bool repeated = s.a_strides[axis] == 0;
-    (repeated ? summed : kept).push_back(s.shape[axis]);
-    (repeated ? summed_strides : kept_strides).push_back(dy_strides[axis]);
-  }
-  const auto offset_of = [](const Shape& shape, const std::vector<int64_t>& strides, int64_t index) {
-    int64_t offset = 0;
-    for (int axis = shape.rank() - 1; axis >= 0; --axis) {
-      offset += index % shape[axis] * strides[axis];
-      index /= shape[axis];
-    }
-    return offset;
-  };
-  parallel_blocks(a_elements, rows_per_block(summed.elements()), [&](int64_t begin, int64_t end) {
-    std::vector<T> sums(end - begin, T(0));
-    // The sum's loop outside, the elements' inside: neighbours in a are neighbours in dy where it matters.
-    for (int64_t term = 0; term < summed.elements(); ++term) {
-      const int64_t base = offset_of(summed, summed_strides, term);
-      for (int64_t i = begin; i < end; ++i) sums[i - begin] += dy[base + offset_of(kept, kept_strides, i)];
-    }
-    std::copy(sums.begin(), sums.end(), da + begin);
-  });
 }
 
 template <class T>

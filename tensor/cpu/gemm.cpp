@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
-#include "tensor/allocator.h"
 #include "tensor/cpu/bf16_gemm.h"
 #include "tensor/cpu/blas.h"
 #include "tensor/cpu/epilogue.h"
 #include "tensor/cpu/packed_gemm.h"
+#include "tensor/cpu/reduce.h"
 #include "tensor/cpu/tile_gemm.h"
 #include "tensor/error.h"
 #include "tensor/parallel.h"
@@ -105,25 +105,9 @@ void gemm_batched(Cpu, GemmShape shape, GemmBatch batch, T alpha, const T* a, co
   });
 }
 
-// Rows are read as they lie; the sums of each block of them are added up at the end.
 template <class T>
 void bias_backward(Cpu, int64_t rows, int64_t columns, const T* dy, T* dbias) {
-  constexpr int64_t block = 128;
-  const int64_t blocks = (rows + block - 1) / block;
-  Scratch<T> partial(blocks * columns);
-  parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
-    T* const sum = partial.data() + begin / block * columns;
-    std::fill_n(sum, columns, T(0));
-    for (int64_t row = begin; row < end; ++row) {
-      for (int64_t j = 0; j < columns; ++j) sum[j] += dy[row * columns + j];
-    }
-  });
-  parallel_blocks(columns, rows_per_block(blocks), [&](int64_t begin, int64_t end) {
-    std::fill(dbias + begin, dbias + end, T(0));
-    for (int64_t i = 0; i < blocks; ++i) {
-      for (int64_t j = begin; j < end; ++j) dbias[j] += partial.data()[i * columns + j];
-    }
-  });
+  sum_axis(1, rows, columns, dy, dbias);
 }
 
 #define INSTANTIATE(T)                                                                    \

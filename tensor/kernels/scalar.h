@@ -17,6 +17,18 @@ MIXGRAD_HOST_DEVICE inline T sigmoid(T x) {
   return (x >= 0 ? T(1) : e) / (1 + e);
 }
 
+/// sigmoid(x) and sigmoid(-x), what is left of 1, from one exponential; to 3 ulp each.
+template <class T>
+struct Sigmoids {
+  T value, rest;
+};
+template <class T>
+MIXGRAD_HOST_DEVICE inline Sigmoids<T> sigmoids(T x) {
+  const T e = vector_exp(-std::abs(x));
+  const T large = 1 / (1 + e), small = e * large;
+  return {x >= 0 ? large : small, x >= 0 ? small : large};
+}
+
 /// log(1 + exp(x)), exact for large |x|.
 template <class T>
 MIXGRAD_HOST_DEVICE inline T softplus(T x) {
@@ -31,7 +43,8 @@ struct Sigmoid {
   }
   template <class T>
   MIXGRAD_HOST_DEVICE static T slope(T x) {
-    return sigmoid(x) * sigmoid(-x);
+    const Sigmoids<T> s = sigmoids(x);
+    return s.value * s.rest;
   }
 };
 
@@ -67,8 +80,12 @@ struct Silu {
   }
   template <class T>
   MIXGRAD_HOST_DEVICE static T slope(T x) {
-    const T s = sigmoid(x);
-    return s * (1 + x * sigmoid(-x));
+    return slope(x, sigmoids(x));
+  }
+  /// From the sigmoids of x, where the value is wanted too.
+  template <class T>
+  MIXGRAD_HOST_DEVICE static T slope(T x, Sigmoids<T> s) {
+    return s.value * (1 + x * s.rest);
   }
 };
 
@@ -102,8 +119,8 @@ struct GeluTanh {
     const T square = x * x > 576 ? T(576) : x * x;
     const T u = T(sqrt_2_over_pi) * x * (1 + T(cubic) * square);
     const T du = T(sqrt_2_over_pi) * (1 + 3 * T(cubic) * square);
-    const T s = sigmoid(2 * u);
-    return s + x * (2 * du * s * sigmoid(-2 * u));
+    const Sigmoids<T> s = sigmoids(2 * u);
+    return s.value + x * (2 * du * s.value * s.rest);
   }
 };
 
@@ -120,8 +137,8 @@ struct GeluTanhSlope {
     const T u = T(GeluTanh::sqrt_2_over_pi) * y * (1 + T(GeluTanh::cubic) * square);
     const T du = T(GeluTanh::sqrt_2_over_pi) * (1 + 3 * T(GeluTanh::cubic) * square);
     const T y_ddu = T(GeluTanh::sqrt_2_over_pi) * 6 * T(GeluTanh::cubic) * square;
-    const T s = sigmoid(2 * u), rest = sigmoid(-2 * u);
-    return s * rest * (4 * du + 2 * y_ddu + 4 * y * du * du * (rest - s));
+    const Sigmoids<T> s = sigmoids(2 * u);
+    return s.value * s.rest * (4 * du + 2 * y_ddu + 4 * y * du * du * (s.rest - s.value));
   }
 };
 

@@ -44,6 +44,50 @@ TEST_CASE("tensor/elementwise: swiglu wants operands of one shape and takes none
   });
 }
 
+TEST_CASE("tensor/elementwise: the gradient of what is repeated is summed over all its places") {
+  const std::vector<std::pair<Shape, Shape>> cases = {
+      {{5}, {300, 5}},          {{300, 1}, {300, 5}},           {{1}, {700}},
+      {{3, 1, 4}, {3, 200, 4}}, {{1, 4, 1}, {150, 4, 6}},       {{2, 1, 3, 1}, {2, 130, 3, 2}},
+      {{5000}, {3, 5000}},      {{1, 1, 3, 1}, {2, 1, 3, 200}}, {{2, 3}, {2, 3}},
+      {{1, 3}, {0, 3}}};
+  for_each_device_and_dtype([&](Device device, DType dtype) {
+    for (const auto& [narrow, wide] : cases) {
+      CAPTURE(narrow);
+      CAPTURE(wide);
+      const Variable a(Tensor::zeros(narrow, dtype, device), true);
+      const Variable b(Tensor::zeros(wide, dtype, device), true);
+      Values dy(wide.elements());  // whole numbers, whose sums are exact in any order
+      for (size_t i = 0; i < dy.size(); ++i) dy[i] = static_cast<double>(i * i % 17) - 5;
+      backward({add(a, b)}, {leaf(dy, wide, device, dtype).value()});
+      Values want(narrow.elements());
+      for (int64_t i = 0; i < wide.elements(); ++i) {
+        int64_t place = 0, stride = 1, rest = i;  // of i in a, from the last axis on
+        for (int axis = -1; axis >= -wide.rank(); --axis) {
+          const int64_t size = -axis <= narrow.rank() ? narrow[axis] : 1;
+          place += rest % wide[axis] % size * stride;
+          rest /= wide[axis];
+          stride *= size;
+        }
+        want[place] += dy[i];
+      }
+      CHECK(a.grad().to_vector() == want);
+      CHECK(b.grad().to_vector() == dy);
+    }
+  });
+}
+
+TEST_CASE("tensor/elementwise: the number of threads changes no bit of sums over rows") {
+  for_each_device_and_dtype([](Device device, DType dtype) {
+    if (is_simulated(device)) return;
+    check_same_with_any_threads([&] {
+      const Variable a(Tensor::zeros({2, 1, 70}, dtype, device), true);
+      const Variable b(Tensor::zeros({2, 500, 70}, dtype, device));
+      backward({add(a, b)}, {leaf(waves(70000), {2, 500, 70}, device, dtype).value()});
+      return a.grad().to_vector();
+    });
+  });
+}
+
 TEST_CASE("tensor/elementwise: dropout keeps what its generator's words say") {
   for (const int64_t count : {1, 3, 255, 257, 33005}) {
     CAPTURE(count);
