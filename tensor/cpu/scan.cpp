@@ -52,6 +52,14 @@ void load_row(const T* row, int64_t count, T* out) {
   std::fill_n(out + count, tile - count, T(0));
 }
 
+/// The same, in place where a whole tile is there, else in `room`.
+template <class T>
+const T* tile_of_row(const T* row, int64_t count, T* room) {
+  if (row != nullptr && count == tile) return row;
+  load_row(row, count, room);
+  return room;
+}
+
 /// A tile [N, tile] of numbers [D, N]; zeros for null.
 template <class T>
 void load_transposed(const ScanShape& s, const Place& place, const T* values, T* out) {
@@ -84,39 +92,46 @@ int64_t states_of(const ScanShape& s, const Place& place, int64_t t) {
 template <class T>
 struct Token {
   ScanDecay rule;
-  bool begins;                          // a document, which sees no state
-  T u[tile], delta[tile], write[tile];  // write = delta u
-  const T *B, *C;                       // [N]
+  bool begins;         // a document, which sees no state
+  const T *u, *delta;  // [tile]
+  T write[tile];       // delta u
+  const T *B, *C;      // [N]
+  T u_room[tile], delta_room[tile];
 
   Token(const ScanShape& s, const Place& place, const ScanInputs<T>& in, int64_t t) : rule(s.decay) {
     const int64_t row = place.batch * s.length + t;
     begins = in.documents != nullptr && in.documents[row] != 0;
-    load_row(in.u + row * s.channels + place.first, place.count, u);
-    load_row(in.delta + row * s.channels + place.first, place.count, delta);
+    u = tile_of_row(in.u + row * s.channels + place.first, place.count, u_room);
+    delta = tile_of_row(in.delta + row * s.channels + place.first, place.count, delta_room);
     for (int64_t j = 0; j < tile; ++j) write[j] = delta[j] * u[j];
     B = in.B + states_of(s, place, t);
     C = in.C + states_of(s, place, t);
   }
+  Token(const Token&) = delete;
+  Token& operator=(const Token&) = delete;
 };
 
 /// decay, as the rule has it, and after = decay before + write B. after may be before.
 template <class T>
 void advance(int64_t states, const Token<T>& token, const T* A, const T* before, T* decay, T* after) {
+  const T *delta = token.delta, *write = token.write;
   for (int64_t n = 0; n < states; ++n) {
-    const int64_t row = n * tile;
-    // By way of local arrays, of which the compiler knows that they overlap with nothing.
-    T factor[tile], next[tile];
+    const T b = token.B[n];
     if (token.rule == ScanDecay::exponential) {
-      for (int64_t j = 0; j < tile; ++j) factor[j] = vector_exp(token.delta[j] * A[row + j]);
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) decay[j] = vector_exp(delta[j] * A[j]);
     } else {
-      for (int64_t j = 0; j < tile; ++j) factor[j] = 1 - token.delta[j] * token.B[n] * token.B[n];
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) decay[j] = 1 - delta[j] * b * b;
     }
-    for (int64_t j = 0; j < tile; ++j) next[j] = token.write[j] * token.B[n];
-    if (!token.begins) {  // by selection: nothing of another document is looked at
-      for (int64_t j = 0; j < tile; ++j) next[j] += factor[j] * before[row + j];
+    if (token.begins) {  // by selection: nothing of another document is looked at
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) after[j] = write[j] * b;
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) after[j] = write[j] * b + decay[j] * before[j];
     }
-    std::copy_n(factor, tile, decay + row);
-    std::copy_n(next, tile, after + row);
+    A += tile, before += tile, decay += tile, after += tile;
   }
 }
 
@@ -147,6 +162,7 @@ void scan_tile(const ScanShape& s, const Place& place, const ScanInputs<T>& in, 
     T sum[tile];
     for (int64_t j = 0; j < tile; ++j) sum[j] = skip[j] * token.u[j];
     for (int64_t n = 0; n < s.states; ++n) {
+#pragma omp simd
       for (int64_t j = 0; j < tile; ++j) sum[j] += token.C[n] * h[n * tile + j];
     }
     std::copy_n(sum, place.count, y + (place.batch * s.length + t) * s.channels + place.first);
@@ -201,31 +217,42 @@ void step_back(const ScanShape& s, const Place& place, const ScanInputs<T>& in, 
                const ScanGradients<T>& out, TileSums<T>& sums) {
   const Token<T> token(s, place, in, t);
   const int64_t offset = (place.batch * s.length + t) * s.channels + place.first;
-  T gradient[tile], skip[tile], write_sum[tile] = {}, decay_sum[tile] = {};
-  load_row(dy == nullptr ? nullptr : dy + offset, place.count, gradient);
+  T gradient_room[tile], skip[tile], write_sum[tile] = {}, decay_sum[tile] = {};
+  const T* gradient = tile_of_row(dy == nullptr ? nullptr : dy + offset, place.count, gradient_room);
   load_row(in.D == nullptr ? nullptr : in.D + place.first, place.count, skip);
+  const T *delta = token.delta, *write = token.write, *A = room.A;
+  T *G = room.G, *dA = room.dA;
+  T g[tile], through[tile];  // through: g times the state before
   for (int64_t n = 0; n < s.states; ++n) {
-    const int64_t row = n * tile;
     const int64_t sum_at = t * s.groups * s.states + n;
-    T g[tile], earlier[tile] = {}, through[tile] = {};  // through: g times the state before
-    for (int64_t j = 0; j < tile; ++j) g[j] = room.G[row + j] + token.C[n] * gradient[j];
-    if (!token.begins) {
-      for (int64_t j = 0; j < tile; ++j) earlier[j] = g[j] * decay[row + j];
-      for (int64_t j = 0; j < tile; ++j) through[j] = g[j] * before[row + j];
+    const T b = token.B[n], c = token.C[n];
+#pragma omp simd
+    for (int64_t j = 0; j < tile; ++j) {
+      g[j] = G[j] + c * gradient[j];
+      write_sum[j] += g[j] * b;
     }
-    for (int64_t j = 0; j < tile; ++j) write_sum[j] += g[j] * token.B[n];
-    sums.dB[sum_at] = row_sum<T>(tile, [&](int64_t j) { return g[j] * token.write[j]; });
-    sums.dC[sum_at] = row_sum<T>(tile, [&](int64_t j) { return gradient[j] * after[row + j]; });
-    if (token.rule == ScanDecay::exponential) {
-      for (int64_t j = 0; j < tile; ++j) through[j] *= decay[row + j];
-      for (int64_t j = 0; j < tile; ++j) decay_sum[j] += through[j] * room.A[row + j];
-      for (int64_t j = 0; j < tile; ++j) room.dA[row + j] += through[j] * token.delta[j];
+    sums.dB[sum_at] = row_sum<T>(tile, [&](int64_t j) { return g[j] * write[j]; });
+    sums.dC[sum_at] = row_sum<T>(tile, [&](int64_t j) { return gradient[j] * after[j]; });
+    if (token.begins) {
+      std::fill_n(G, tile, T(0));
+    } else if (token.rule == ScanDecay::exponential) {
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) {
+        G[j] = g[j] * decay[j];
+        through[j] = G[j] * before[j];
+        decay_sum[j] += through[j] * A[j];
+        dA[j] += through[j] * delta[j];
+      }
     } else {
-      const T b = token.B[n];
-      for (int64_t j = 0; j < tile; ++j) decay_sum[j] -= through[j] * b * b;
-      sums.dB[sum_at] -= 2 * b * row_sum<T>(tile, [&](int64_t j) { return through[j] * token.delta[j]; });
+#pragma omp simd
+      for (int64_t j = 0; j < tile; ++j) {
+        G[j] = g[j] * decay[j];
+        through[j] = g[j] * before[j];
+        decay_sum[j] -= through[j] * b * b;
+      }
+      sums.dB[sum_at] -= 2 * b * row_sum<T>(tile, [&](int64_t j) { return through[j] * delta[j]; });
     }
-    std::copy_n(earlier, tile, room.G + row);
+    A += tile, dA += tile, G += tile, before += tile, after += tile, decay += tile;
   }
   for (int64_t j = 0; j < place.count; ++j) {
     out.du[offset + j] = write_sum[j] * token.delta[j] + skip[j] * gradient[j];
