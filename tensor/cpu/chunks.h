@@ -1,5 +1,4 @@
-// Where the tokens and the states of a chunk stand in memory, and the scan that carries states from chunk to
-// chunk.
+// Where the tokens and the states of a chunk stand in memory, and how states are carried from chunk to chunk.
 #pragma once
 
 #include <algorithm>
@@ -67,72 +66,26 @@ struct StateAfter {
   }
 };
 
-/// Calls body(row, head), in parallel.
+/// Calls body(chunk, head) for the chunks of each row in the order of time, or from its end; rows and heads in
+/// parallel.
 template <class Body>
-void for_each_sequence(const ChunkPlan& plan, int64_t heads, const Body& body) {
+void scan_chunks(const ChunkPlan& plan, int64_t heads, bool backwards, const Body& body) {
   const auto rows = static_cast<int64_t>(plan.row_begin.size()) - 1;
-  parallel_tasks(rows * heads, [&](int64_t task) { body(task / heads, task % heads); });
-}
-
-/// Calls body(chunk, head) for the chunks of each row in the order of time; rows and heads in parallel.
-template <class Body>
-void scan_chunks(const ChunkPlan& plan, int64_t heads, const Body& body) {
-  for_each_sequence(plan, heads, [&](int64_t row, int64_t head) {
-    for (int64_t c = plan.row_begin[row]; c < plan.row_begin[row + 1]; ++c) body(c, head);
-  });
-}
-
-/// The same from the end of each row.
-template <class Body>
-void scan_chunks_backwards(const ChunkPlan& plan, int64_t heads, const Body& body) {
-  for_each_sequence(plan, heads, [&](int64_t row, int64_t head) {
-    for (int64_t c = plan.row_begin[row + 1] - 1; c >= plan.row_begin[row]; --c) body(c, head);
+  parallel_tasks(rows * heads, [&](int64_t task) {
+    const int64_t begin = plan.row_begin[task / heads], end = plan.row_begin[task / heads + 1];
+    for (int64_t i = begin; i < end; ++i) body(backwards ? begin + end - 1 - i : i, task % heads);
   });
 }
 
 /// to += e^{b_C} from, of states or normalisers [dk, size / dk]: what a chunk leaves of the state that it
-/// found.
+/// found; and, backwards, the same of their gradients. Nothing where one of them is null.
 template <class T>
-void add_decayed_state(const ChunkDecay& d, int64_t size, const T* from, T* to) {
+void carry(const ChunkDecay& d, const T* from, T* to, int64_t size) {
+  if (from == nullptr || to == nullptr) return;
   const int64_t columns = size / d.channels;
   for (int64_t m = 0; m < d.channels; ++m) {
     add_scaled(columns, static_cast<T>(d.whole(m)), from + m * columns, to + m * columns);
   }
-}
-
-/// state after += e^{b_C} state before.
-template <class T>
-void carry(CumulativeDecay& decay, const StateBefore<const T>& before, const StateAfter<T>& after, int64_t c,
-           int64_t head) {
-  const T* from = before.at(c, head);
-  T* to = after.at(c, head);
-  if (from == nullptr || to == nullptr) return;
-  add_decayed_state(decay.of(after.plan.chunks[c], head), after.size, from, to);
-}
-
-/// Its backward: dstate before += e^{b_C} dstate after.
-template <class T>
-void carry_backward(CumulativeDecay& decay, const StateBefore<T>& dbefore, const StateAfter<const T>& dafter,
-                    int64_t c, int64_t head) {
-  const T* from = dafter.at(c, head);
-  T* to = dbefore.at(c, head);
-  if (from == nullptr || to == nullptr) return;
-  add_decayed_state(decay.of(dbefore.plan.chunks[c], head), dbefore.size, from, to);
-}
-
-/// Turns what each chunk adds into the states, along each row.
-template <class T>
-void scan_states(CumulativeDecay& decay, const StateBefore<const T>& before, const StateAfter<T>& after) {
-  scan_chunks(after.plan, after.heads,
-              [&](int64_t c, int64_t head) { carry(decay, before, after, c, head); });
-}
-
-/// Turns what each chunk adds to the gradients of states into them, from the end of each row.
-template <class T>
-void scan_states_backward(CumulativeDecay& decay, const StateBefore<T>& dbefore,
-                          const StateAfter<const T>& dafter) {
-  scan_chunks_backwards(dbefore.plan, dbefore.heads,
-                        [&](int64_t c, int64_t head) { carry_backward(decay, dbefore, dafter, c, head); });
 }
 
 /// Gradients of numerators and denominators of a chunk's outputs o_i = num_i / den_i.

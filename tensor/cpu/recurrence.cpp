@@ -61,18 +61,29 @@ class CausalPass {
         double_room_(sums_keys_in_double() ? plan.longest * (plan.longest + s.key_dim) : 0) {}
 
  protected:
-  /// Calls body(piece) for every chunk and head, in parallel.
-  template <class Body>
-  void for_each_piece(const Body& body) {
-    for_each_chunk(s_.heads, [&](int64_t c, int64_t head) { body(piece(c, head)); });
-  }
-
-  /// The same, but with the heads that share a key head one after the other; `leads` tells the first of them.
-  template <class Body>
-  void for_each_group(const Body& body) {
-    for_each_chunk(s_.key_heads, [&](int64_t c, int64_t key_head) {
-      for (int64_t i = 0; i < group(); ++i) body(piece(c, key_head * group() + i), i == 0);
-    });
+  /// Calls three steps for every piece: before and after in parallel, and carry, which hands a state on, chunk by
+  /// chunk along each row, from its end if `backwards`. after is told which of the heads that share a key head
+  /// leads; the others follow one by one.
+  ///
+  /// Where there are sequences enough for all threads, each is walked through once with all three steps, since
+  /// what one has read or written is still in the cache for the next. That changes the order of the steps, but
+  /// none of their results.
+  template <class Before, class Carry, class After>
+  void walk(bool backwards, const Before& before, const Carry& carry, const After& after) {
+    const auto rows = static_cast<int64_t>(plan_.row_begin.size()) - 1;
+    if (rows * s_.key_heads >= 2 * thread_count()) {
+      scan_chunks(plan_, s_.key_heads, backwards, [&](int64_t c, int64_t key_head) {
+        for_group(c, key_head, [&](const Piece& p, bool) { before(p); });
+        for_group(c, key_head, [&](const Piece& p, bool) { carry(p); });
+        for_group(c, key_head, after);
+      });
+      return;
+    }
+    const auto chunks = static_cast<int64_t>(plan_.chunks.size());
+    parallel_tasks(chunks * s_.heads, [&](int64_t task) { before(piece(task / s_.heads, task % s_.heads)); });
+    scan_chunks(plan_, s_.heads, backwards, [&](int64_t c, int64_t head) { carry(piece(c, head)); });
+    parallel_tasks(chunks * s_.key_heads,
+                   [&](int64_t task) { for_group(task / s_.key_heads, task % s_.key_heads, after); });
   }
 
   int64_t group() const { return s_.heads / s_.key_heads; }
@@ -159,15 +170,15 @@ class CausalPass {
   ThreadRoom<T> room_;
   ThreadRoom<double> double_room_;
 
+ private:
   Piece piece(int64_t c, int64_t head) {
     return {c, plan_.chunks[c], head, decay_.of(plan_.chunks[c], head)};
   }
 
- private:
+  /// Calls body(piece, leads) for the heads that share a key head, one after the other.
   template <class Body>
-  void for_each_chunk(int64_t heads, const Body& body) {
-    const auto chunks = static_cast<int64_t>(plan_.chunks.size());
-    parallel_tasks(chunks * heads, [&](int64_t task) { body(task / heads, task % heads); });
+  void for_group(int64_t c, int64_t key_head, const Body& body) {
+    for (int64_t i = 0; i < group(); ++i) body(piece(c, key_head * group() + i), i == 0);
   }
 };
 
@@ -188,20 +199,18 @@ class CausalForward : CausalPass<T> {
         normaliser_after_{plan, s.heads, s.key_dim, out.normalisers, out.normaliser} {}
 
   void run() {
-    if (this->corrects()) {
-      this->for_each_piece([&](const Piece& p) { prepare(p); });
-      scan_chunks(plan_, s_.heads, [&](int64_t c, int64_t head) {
-        const Piece p = this->piece(c, head);
-        correct(p);
-        write(p);
-        carry(decay_, state_before_, state_after_, c, head);
-      });
-    } else {
-      this->for_each_piece([&](const Piece& p) { write(p); });
-      scan_states(decay_, state_before_, state_after_);
-    }
-    if (s_.normalise) scan_states(decay_, normaliser_before_, normaliser_after_);
-    this->for_each_group([&](const Piece& p, bool leads) { read(p, leads); });
+    this->walk(
+        false,
+        [&](const Piece& p) { this->corrects() ? prepare(p) : write(p); },
+        [&](const Piece& p) {
+          if (this->corrects()) {
+            correct(p);
+            write(p);
+          }
+          carry(p.decay, state_before_(p), state_after_(p), s_.key_dim * s_.value_dim);
+          if (s_.normalise) carry(p.decay, normaliser_before_(p), normaliser_after_(p), s_.key_dim);
+        },
+        [&](const Piece& p, bool leads) { read(p, leads); });
   }
 
  private:
@@ -300,20 +309,20 @@ class CausalBackward : CausalPass<T> {
         dnormaliser_after_{plan, s.heads, s.key_dim, dnormalisers_.data(), dout.normaliser} {}
 
   void run() {
-    this->for_each_piece([&](const Piece& p) { read_backward_to_state(p); });
-    if (this->corrects()) {
-      this->for_each_piece([&](const Piece& p) { prepare_backward(p); });
-      scan_chunks_backwards(plan_, s_.heads, [&](int64_t c, int64_t head) {
-        carry_backward(decay_, dstate_before_, dstate_after_, c, head);
-        correct_backward(this->piece(c, head));
-      });
-    } else {
-      scan_states_backward(decay_, dstate_before_, dstate_after_);
-    }
-    if (s_.normalise) scan_states_backward(decay_, dnormaliser_before_, dnormaliser_after_);
+    this->walk(
+        true,
+        [&](const Piece& p) {
+          read_backward_to_state(p);
+          if (this->corrects()) prepare_backward(p);
+        },
+        [&](const Piece& p) {
+          carry(p.decay, dstate_after_(p), dstate_before_(p), s_.key_dim * s_.value_dim);
+          if (s_.normalise) carry(p.decay, dnormaliser_after_(p), dnormaliser_before_(p), s_.key_dim);
+          if (this->corrects()) correct_backward(p);
+        },
+        [&](const Piece& p, bool leads) { inputs_backward(p, leads); });
     clear_unread(dstate_before_);
     clear_unread(dnormaliser_before_);
-    this->for_each_group([&](const Piece& p, bool leads) { inputs_backward(p, leads); });
   }
 
  private:

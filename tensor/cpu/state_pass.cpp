@@ -35,8 +35,9 @@ void sum_over_tokens(const RecurrenceShape& s, int64_t tokens, int64_t size, con
     const int64_t c = task / s.heads, head = task % s.heads;
     part_of(plan.chunks[c], head, after.at(c, head));
   });
-  CumulativeDecay no_decay(s, plan, static_cast<const T*>(nullptr));
-  scan_states(no_decay, StateBefore<const T>{plan, s.heads, size, initial, between.data()}, after);
+  const StateBefore<const T> before{plan, s.heads, size, initial, between.data()};
+  scan_chunks(plan, s.heads, false,
+              [&](int64_t c, int64_t head) { carry({}, before.at(c, head), after.at(c, head), size); });
 }
 
 }  // namespace
