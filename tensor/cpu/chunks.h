@@ -66,8 +66,8 @@ struct StateAfter {
   }
 };
 
-/// Calls body(chunk, head) for the chunks of each row in the order of time, or from its end; rows and heads in
-/// parallel.
+/// Calls body(chunk, head) for the chunks of each row in the order of time, or from its end; rows and heads
+/// in parallel.
 template <class Body>
 void scan_chunks(const ChunkPlan& plan, int64_t heads, bool backwards, const Body& body) {
   const auto rows = static_cast<int64_t>(plan.row_begin.size()) - 1;
@@ -88,22 +88,15 @@ void carry(const ChunkDecay& d, const T* from, T* to, int64_t size) {
   }
 }
 
-/// Gradients of numerators and denominators of a chunk's outputs o_i = num_i / den_i.
+/// Of outputs o_i = num_i / den_i: dnum_i = do_i / den_i and dden_i = -(do_i . o_i) / den_i.
 template <class T>
-struct RatioGradients {
-  Rows<const T> dnum;  // do / den; do itself where there is no denominator
-  Rows<const T> dden;  // -(do . o) / den, one number a row; null likewise
-};
-
-template <class T>
-RatioGradients<T> ratio_backward(int64_t length, int64_t dim, Rows<const T> o, Rows<const T> denominators,
-                                 Rows<const T> dout, Rows<T> dnum, Rows<T> dden) {
+void ratio_backward(int64_t length, int64_t dim, Rows<const T> o, Rows<const T> denominators,
+                    Rows<const T> dout, Rows<T> dnum, Rows<T> dden) {
   for (int64_t i = 0; i < length; ++i) {
     const T inverse = 1 / *denominators[i];
     *dden[i] = -inverse * dot(dim, dout[i], o[i]);
     for (int64_t e = 0; e < dim; ++e) dnum[i][e] = inverse * dout[i][e];
   }
-  return {dnum, dden};
 }
 
 }  // namespace mixgrad

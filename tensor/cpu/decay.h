@@ -86,7 +86,7 @@ void decay_since(const ChunkDecay& d, int64_t reference, int64_t first, int64_t 
       }
     } else {
       const double b_reference = reference < 0 ? 0 : *d[reference];
-      const T left = d.gated() ? static_cast<T>(std::exp(*d[first + i] - b_reference)) : T(1);
+      const T left = d.gated() ? vector_exp(static_cast<T>(*d[first + i] - b_reference)) : T(1);
       for (int64_t m = 0; m < dim; ++m) to[m] = left * from[m];
     }
   }
@@ -103,20 +103,29 @@ void decay_until(const ChunkDecay& d, int64_t reference, int64_t rows, int64_t d
       const double *b = d[i], *b_reference = d[reference];
       for (int64_t m = 0; m < dim; ++m) to[m] = vector_exp(static_cast<T>(b_reference[m] - b[m])) * from[m];
     } else {
-      const T left = d.gated() ? static_cast<T>(std::exp(*d[reference] - *d[i])) : T(1);
+      const T left = d.gated() ? vector_exp(static_cast<T>(*d[reference] - *d[i])) : T(1);
       for (int64_t m = 0; m < dim; ++m) to[m] = left * from[m];
     }
   }
 }
 
-/// matrix_ij *= e^{b_i - b_j} in the lower triangle, for one number a token.
+/// matrix_ij *= e^{b_i - b_j} in the lower triangle, for one number a token. For rows i of a block and j
+/// before it, that is e^{b_i - b_r} e^{b_r - b_j} with r the block's first row. until: room for [C].
 template <class T>
-void decay_lower(const ChunkDecay& d, Rows<T> matrix) {
-  for (int64_t i = 0; i < d.length; ++i) {
-    T* row = matrix[i];
-    const double b_i = *d[i];
-    for (int64_t j = 0; j <= i; ++j) row[j] *= vector_exp(static_cast<T>(b_i - d.b[j]));
-  }
+void decay_lower(const ChunkDecay& d, Rows<T> matrix, T* until) {
+  for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
+    for (int64_t j = 0; j < begin; ++j) until[j] = vector_exp(static_cast<T>(*d[begin] - d.b[j]));
+    for (int64_t i = begin; i < end; ++i) {
+      T* row = matrix[i];
+      const double b_i = *d[i];
+      const T since = vector_exp(static_cast<T>(b_i - *d[begin]));
+      for (int64_t j = 0; j < begin; ++j) row[j] *= since * until[j];
+      for (int64_t j = begin; j < end; ++j) {
+        const T left = vector_exp(static_cast<T>(std::min(b_i - d.b[j], 0.0)));
+        row[j] = j <= i ? left * row[j] : row[j];
+      }
+    }
+  });
 }
 
 /// Numbers of room that the functions of Gram matrices below need.
@@ -144,17 +153,44 @@ BlockOperands<T> block_operands(int64_t begin, int64_t end, int64_t dim, Rows<co
   return block;
 }
 
-/// c = scale a b^T, summed in double. room: [m n + (m + n) k]
+/// y = x^T in double; x [rows, columns]. A few rows at a time, so that each cache line of y is written at
+/// once.
+inline void transpose_to_double(int64_t rows, int64_t columns, Rows<const float> x, Rows<double> y) {
+  constexpr int64_t few = 8;
+  for (int64_t begin = 0; begin < rows; begin += few) {
+    const int64_t end = std::min(begin + few, rows);
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t i = begin; i < end; ++i) y[j][i] = x[i][j];
+    }
+  }
+}
+
+/// c = scale a b^T, summed in double, of transposed operands: of small ones that product is the fastest.
+/// room: [m n + (m + n) k]
 inline void multiply_bt_in_double(int64_t m, int64_t n, int64_t k, float scale, Rows<const float> a,
                                   Rows<const float> b, Rows<float> c, double* room) {
   Tiles<double> tiles(room);
-  const Rows<double> left = tiles.matrix(m, k), right = tiles.matrix(n, k), product = tiles.matrix(m, n);
-  for (int64_t i = 0; i < m; ++i) std::copy_n(a[i], k, left[i]);
-  for (int64_t j = 0; j < n; ++j) std::copy_n(b[j], k, right[j]);
-  multiply_bt<double>(m, n, k, scale, left, right, 0, product);
+  const Rows<double> left = tiles.matrix(k, m), right = tiles.matrix(k, n), product = tiles.matrix(m, n);
+  transpose_to_double(m, k, a, left);
+  transpose_to_double(n, k, b, right);
+  multiply_at<double>(m, n, k, scale, left, right, 0, product);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) c[i][j] = static_cast<float>(product[i][j]);
   }
+}
+
+/// The lower triangle of x x^T, summed in double; x [C, dim]. room: [C (dim + row_block)]
+inline void lower_gram_in_double(int64_t length, int64_t dim, Rows<const float> x, Rows<float> gram,
+                                 double* room) {
+  Tiles<double> tiles(room);
+  const Rows<double> transposed = tiles.matrix(dim, length), product = tiles.matrix(row_block, length);
+  transpose_to_double(length, dim, x, transposed);
+  for_row_blocks(length, [&](int64_t begin, int64_t end) {
+    multiply_at<double>(end - begin, end, dim, 1, transposed.from(0, begin), transposed, 0, product);
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j <= i; ++j) gram[i][j] = static_cast<float>(product[i - begin][j]);
+    }
+  });
 }
 
 /// The decayed Gram matrix where each channel has its gate, summed in Sum. sum_room: where Sum is not T,
@@ -190,7 +226,7 @@ void decayed_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const 
                   T* room) {
   if (d.by_channel()) return channel_gram<T>(dim, scale, q, k, d, gram, room, room);
   lower_product<T>(d.length, dim, scale, q, k, gram);
-  if (d.gated()) decay_lower(d, gram);
+  if (d.gated()) decay_lower(d, gram, room);
 }
 
 /// terms_i = the product of row i of x and y, for each channel where each has its gate; [rows, channels].
@@ -315,7 +351,7 @@ void decayed_gram_backward(int64_t dim, T scale, Rows<const T> q, Rows<const T> 
   }
   if (d.gated()) {
     gate_pairs<T>(d.length, gram, dgram, room, dlog_decay);
-    decay_lower(d, dgram);
+    decay_lower(d, dgram, room);
   }
   lower_times<T>(d.length, dim, scale, dgram, k, keep, dq);
   lower_transposed_times<T>(d.length, dim, scale, dgram, q, keep, dk);

@@ -58,16 +58,16 @@ class CausalPass {
         normaliser_before_{plan, s.heads, s.key_dim, in.normaliser, normalisers},
         corrections_(corrects(), s, s.key_dim),
         room_(room),
-        double_room_(sums_keys_in_double() ? plan.longest * (plan.longest + s.key_dim) : 0) {}
+        double_room_(sums_keys_in_double() ? (plan.longest + row_block) * (s.key_dim + row_block) : 0) {}
 
  protected:
-  /// Calls three steps for every piece: before and after in parallel, and carry, which hands a state on, chunk by
-  /// chunk along each row, from its end if `backwards`. after is told which of the heads that share a key head
-  /// leads; the others follow one by one.
+  /// Calls three steps for every piece: before and after in parallel, and carry, which hands a state on,
+  /// chunk by chunk along each row, from its end if `backwards`. after is told which of the heads that share
+  /// a key head leads; the others follow one by one.
   ///
-  /// Where there are sequences enough for all threads, each is walked through once with all three steps, since
-  /// what one has read or written is still in the cache for the next. That changes the order of the steps, but
-  /// none of their results.
+  /// Where there are sequences enough for all threads, each is walked through once with all three steps,
+  /// since what one has read or written is still in the cache for the next. That changes the order of the
+  /// steps, but none of their results.
   template <class Before, class Carry, class After>
   void walk(bool backwards, const Before& before, const Carry& carry, const After& after) {
     const auto rows = static_cast<int64_t>(plan_.row_begin.size()) - 1;
@@ -122,15 +122,10 @@ class CausalPass {
     if (p.decay.by_channel()) {
       return channel_gram<double>(s_.key_dim, T(1), k(p), k(p), p.decay, gram, room, double_room_.mine());
     }
-    Tiles<double> tiles(double_room_.mine());
-    const Rows<double> keys = tiles.matrix(p.length(), s_.key_dim);
-    const Rows<double> products = tiles.matrix(p.length(), p.length());
-    for (int64_t i = 0; i < p.length(); ++i) std::copy_n(k(p)[i], s_.key_dim, keys[i]);
-    lower_product<double>(p.length(), s_.key_dim, 1, keys, keys, products);
-    for (int64_t i = 0; i < p.length(); ++i) {
-      for (int64_t j = 0; j <= i; ++j) gram[i][j] = static_cast<T>(products[i][j]);
+    if constexpr (std::is_same_v<T, float>) {
+      lower_gram_in_double(p.length(), s_.key_dim, k(p), gram, double_room_.mine());
     }
-    if (p.decay.gated()) decay_lower(p.decay, gram);
+    if (p.decay.gated()) decay_lower(p.decay, gram, room);
   }
   /// Solves W from (I + N diag(beta)) W = K e^b, and scaled = diag(beta) W.
   void solve_corrections(const Piece& p, Rows<const T> gram, Rows<T> w, Rows<T> scaled) const {
@@ -200,8 +195,7 @@ class CausalForward : CausalPass<T> {
 
   void run() {
     this->walk(
-        false,
-        [&](const Piece& p) { this->corrects() ? prepare(p) : write(p); },
+        false, [&](const Piece& p) { this->corrects() ? prepare(p) : write(p); },
         [&](const Piece& p) {
           if (this->corrects()) {
             correct(p);
@@ -293,11 +287,13 @@ class CausalBackward : CausalPass<T> {
                  const RecurrenceOutputs<const T>& out, const RecurrenceOutputGradients<T>& dout,
                  const RecurrenceInputGradients<T>& din)
       : Base(s, plan, in, out.states, out.normalisers, out.residuals,
-             plan.longest * (2 * plan.longest + s.key_dim + 2 * s.value_dim + 1 + 2 * s.gate_channels) +
+             plan.longest * (2 * plan.longest + s.key_dim + s.value_dim + 2 * s.gate_channels) +
                  s.gate_channels + gram_room(plan.longest, s.key_dim, s.gate_channels)),
         out_(out),
         dout_(dout),
         din_(din),
+        dnum_(s.normalise, s, s.value_dim),
+        dden_(s.normalise, s, 1),
         dwritten_(in.beta != nullptr, s, s.value_dim),
         read_grams_(in.beta != nullptr, s, plan.longest),
         key_grams_(in.beta != nullptr, s, plan.longest),
@@ -312,6 +308,7 @@ class CausalBackward : CausalPass<T> {
     this->walk(
         true,
         [&](const Piece& p) {
+          if (s_.normalise) divide_backward(p);
           read_backward_to_state(p);
           if (this->corrects()) prepare_backward(p);
         },
@@ -340,12 +337,19 @@ class CausalBackward : CausalPass<T> {
   Rows<T> dk(const Piece& p) const { return rows_of(din_.k, p.chunk, p.head / this->group()); }
   Rows<T> dv(const Piece& p) const { return rows_of(din_.v, p.chunk, p.head); }
 
-  RatioGradients<T> output_gradients(const Piece& p, Tiles<T>& tiles) const {
-    const Rows<const T> dout = rows_of(dout_.o, p.chunk, p.head);
-    if (!s_.normalise) return {dout, {}};
-    return ratio_backward<T>(p.length(), s_.value_dim, rows_of(out_.o, p.chunk, p.head),
-                             this->scalars(out_.denominators, p), dout,
-                             tiles.matrix(p.length(), s_.value_dim), tiles.matrix(p.length(), 1));
+  /// Gradients of numerators and denominators of the outputs o_i = num_i / den_i.
+  struct RatioGradients {
+    Rows<const T> dnum;  // do / den; do itself where there is no denominator
+    Rows<const T> dden;  // -(do . o) / den, one number a row; null likewise
+  };
+  RatioGradients output_gradients(const Piece& p) {
+    if (!s_.normalise) return {rows_of(dout_.o, p.chunk, p.head), {}};
+    return {dnum_(p), dden_(p)};
+  }
+  void divide_backward(const Piece& p) {
+    ratio_backward<T>(p.length(), s_.value_dim, rows_of(out_.o, p.chunk, p.head),
+                      this->scalars(out_.denominators, p), rows_of(dout_.o, p.chunk, p.head), dnum_(p),
+                      dden_(p));
   }
 
   /// What the chunk's reads add to the gradient of the state before it: (scale Q e^b)^T dnum.
@@ -353,7 +357,7 @@ class CausalBackward : CausalPass<T> {
     T* dstate = dstate_before_(p);
     if (dstate == nullptr) return;
     Tiles<T> tiles(room_.mine());
-    const RatioGradients<T> d = output_gradients(p, tiles);
+    const RatioGradients d = output_gradients(p);
     const Rows<const T> q = this->reading_queries(p, tiles.vector(p.length() * s_.key_dim));
     multiply_at<T>(s_.key_dim, s_.value_dim, p.length(), scale_, q, d.dnum, 0, {dstate, s_.value_dim});
     if (!s_.normalise) return;
@@ -399,7 +403,7 @@ class CausalBackward : CausalPass<T> {
   void inputs_backward(const Piece& p, bool leads) {
     Tiles<T> tiles(room_.mine());
     const int64_t channels = s_.gate_channels;
-    const RatioGradients<T> d = output_gradients(p, tiles);
+    const RatioGradients d = output_gradients(p);
     const GateGradients gates{tiles.matrix(p.length(), channels), tiles.matrix(p.length(), channels),
                               tiles.vector(channels), this->gram_room_of(p, tiles)};
     std::fill_n(gates.dlog_decay.data, p.length() * channels, T(0));
@@ -431,7 +435,7 @@ class CausalBackward : CausalPass<T> {
 
   /// Tokens read what those of the chunk wrote: num = A U and den = the row sums of A, A the decayed Gram
   /// matrix.
-  void reads_backward(const Piece& p, bool leads, const RatioGradients<T>& d, Rows<const T> written,
+  void reads_backward(const Piece& p, bool leads, const RatioGradients& d, Rows<const T> written,
                       Rows<T> gram, Rows<T> dgram, const GateGradients& gates) {
     if (!this->corrects()) {  // else it is there, and its product part of the gradient of what is written
       decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, gates.room);
@@ -465,36 +469,41 @@ class CausalBackward : CausalPass<T> {
   }
 
   /// Token i reads the state before the chunk, num_i = factor e^{b_i} x_i S.
-  void state_before_backward(const Piece& p, T factor, Rows<const T> x, const RatioGradients<T>& d,
+  void state_before_backward(const Piece& p, T factor, Rows<const T> x, const RatioGradients& d,
                              const T* state, Rows<T> tile, Rows<T> dx, const GateGradients& gates) {
+    const bool gated = p.decay.gated();
+    const Rows<T> sum = gated ? tile : dx;
+    multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, factor, d.dnum, {state, s_.value_dim}, gated ? 0 : 1,
+                   sum);
     const T* normaliser = s_.normalise ? normaliser_before_(p) : nullptr;
-    multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, factor, d.dnum, {state, s_.value_dim}, 0, tile);
     for (int64_t i = 0; i < p.length() && normaliser != nullptr; ++i) {
-      add_scaled(s_.key_dim, factor * *d.dden[i], normaliser, tile[i]);
+      add_scaled(s_.key_dim, factor * *d.dden[i], normaliser, sum[i]);
     }
-    if (p.decay.gated()) {
-      decay_since<T>(p.decay, -1, 0, p.length(), s_.key_dim, tile, tile);
-      gate_terms<T>(p.length(), s_.key_dim, s_.gate_channels, x, tile, gates.terms);
-      add_later_terms<T>(p.length(), s_.gate_channels, gates.terms, gates.dlog_decay);
-    }
+    if (!gated) return;
+    decay_since<T>(p.decay, -1, 0, p.length(), s_.key_dim, tile, tile);
+    gate_terms<T>(p.length(), s_.key_dim, s_.gate_channels, x, tile, gates.terms);
+    add_later_terms<T>(p.length(), s_.gate_channels, gates.terms, gates.dlog_decay);
     for (int64_t i = 0; i < p.length(); ++i) add_scaled<T>(s_.key_dim, 1, tile[i], dx[i]);
   }
 
   /// Token j writes into the state after the chunk, S' = e^{b_C} S + sum over j of e^{b_C - b_j} k_j^T u_j.
   void state_after_backward(const Piece& p, const T* dstate, Rows<const T> written, Rows<T> tile,
                             const GateGradients& gates) {
+    const bool gated = p.decay.gated();
+    const Rows<T> sum = gated ? tile : dk(p);
+    multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, 1, written, {dstate, s_.value_dim}, gated ? 0 : 1,
+                   sum);
     const T* dnormaliser = s_.normalise ? dnormaliser_after_(p) : nullptr;
-    multiply_bt<T>(p.length(), s_.key_dim, s_.value_dim, 1, written, {dstate, s_.value_dim}, 0, tile);
     for (int64_t j = 0; j < p.length() && dnormaliser != nullptr; ++j) {
-      add_scaled<T>(s_.key_dim, 1, dnormaliser, tile[j]);
+      add_scaled<T>(s_.key_dim, 1, dnormaliser, sum[j]);
     }
-    if (p.decay.gated()) {
+    if (gated) {
       decay_until<T>(p.decay, p.length() - 1, p.length(), s_.key_dim, tile, tile);
       gate_terms<T>(p.length(), s_.key_dim, s_.gate_channels, this->k(p), tile, gates.terms);
       whole_chunk_terms(p, dstate, dnormaliser, gates.sum);
       add_earlier_terms<T>(p.length(), s_.gate_channels, gates.terms, gates.sum, gates.dlog_decay);
+      for (int64_t j = 0; j < p.length(); ++j) add_scaled<T>(s_.key_dim, 1, tile[j], dk(p)[j]);
     }
-    for (int64_t j = 0; j < p.length(); ++j) add_scaled<T>(s_.key_dim, 1, tile[j], dk(p)[j]);
     if (this->corrects()) return;  // the gradient of what is written is complete
     const Rows<const T> k = this->writing_keys(p, tile.data);
     multiply<T>(p.length(), s_.value_dim, s_.key_dim, 1, k, {dstate, s_.value_dim}, 1, dv(p));
@@ -519,6 +528,7 @@ class CausalBackward : CausalPass<T> {
   const RecurrenceOutputs<const T>& out_;
   const RecurrenceOutputGradients<T>& dout_;
   const RecurrenceInputGradients<T>& din_;
+  TokenRows<T> dnum_, dden_;             // for normalised outputs only
   TokenRows<T> dwritten_;                // for the delta rule only, like the next
   TokenRows<T> read_grams_, key_grams_;  // of queries and keys, and of keys alone
   Scratch<T> dstates_;                   // of the states between chunks

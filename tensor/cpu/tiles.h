@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tensor/allocator.h"
+#include "tensor/cpu/packed_gemm.h"
 #include "tensor/cpu/reduce.h"
 #include "tensor/cpu/tile_gemm.h"
 #include "tensor/parallel.h"
@@ -49,6 +50,26 @@ void multiply_at(int64_t m, int64_t n, int64_t k, T alpha, Rows<const T> a, Rows
       a.data, b.data, beta, c.data);
 }
 
+/// Bytes of a vector register of the instruction set that this is compiled for.
+#if defined(__AVX512F__)
+constexpr int register_bytes = 64;
+#elif defined(__AVX__)
+constexpr int register_bytes = 32;
+#else
+constexpr int register_bytes = 16;
+#endif
+
+/// A vector register.
+template <class T>
+struct Register {
+  typedef T Vector __attribute__((vector_size(register_bytes)));
+  typedef T Loose __attribute__((vector_size(register_bytes), aligned(alignof(T)), may_alias));
+  static constexpr int lanes = register_bytes / sizeof(T);
+
+  static Vector load(const T* from) { return *reinterpret_cast<const Loose*>(from); }
+  static void store(const Vector& x, T* to) { *reinterpret_cast<Loose*>(to) = x; }
+};
+
 template <class T>
 T dot(int64_t n, const T* a, const T* b) {
   return row_sum<T>(n, [=](int64_t i) { return a[i] * b[i]; });
@@ -81,11 +102,18 @@ void for_row_blocks_backwards(int64_t length, const Body& body) {
   }
 }
 
-/// lower = alpha times the lower triangle of a b^T; a and b [C, dim].
+/// lower = alpha times the lower triangle of a b^T; a and b [C, dim]. By blocks of columns, as wide as those
+/// of the product's kernels, so that each row of b is packed once.
 template <class T>
 void lower_product(int64_t length, int64_t dim, T alpha, Rows<const T> a, Rows<const T> b, Rows<T> lower) {
+  const int64_t width = micro_kernels().columns;
+  for (int64_t begin = 0; begin < length; begin += width) {
+    const int64_t end = std::min(begin + width, length);
+    multiply_bt<T>(length - begin, end - begin, dim, alpha, a.from(begin), b.from(begin), 0,
+                   lower.from(begin, begin));
+  }
+  // What other products read of the triangle above: the rest of each block of rows.
   for_row_blocks(length, [&](int64_t begin, int64_t end) {
-    multiply_bt<T>(end - begin, end, dim, alpha, a.from(begin), b, 0, lower.from(begin));
     for (int64_t i = begin; i < end; ++i) std::fill(lower[i] + i + 1, lower[i] + end, T(0));
   });
 }
@@ -109,6 +137,36 @@ void lower_transposed_times(int64_t length, int64_t columns, T alpha, Rows<const
   });
 }
 
+/// One row of a substitution: x -= the sum over begin <= j < end of factor(j) scaled_j, and scaled_x = beta
+/// x. Adds up as many columns at a time as fit into registers.
+template <class T, class Factor>
+void substitute_row(int64_t columns, int64_t begin, int64_t end, Rows<const T> scaled, const Factor& factor,
+                    T beta, T* x, T* scaled_x) {
+  using R = Register<T>;
+  constexpr int registers = 256 / register_bytes;
+  int64_t first = 0;
+  for (; first + registers * R::lanes <= columns; first += registers * R::lanes) {
+    typename R::Vector sums[registers];
+#pragma GCC unroll 16
+    for (int r = 0; r < registers; ++r) sums[r] = R::load(x + first + r * R::lanes);
+    for (int64_t j = begin; j < end; ++j) {
+      const T weight = factor(j);
+      const T* const row = scaled[j] + first;
+#pragma GCC unroll 16
+      for (int r = 0; r < registers; ++r) sums[r] -= weight * R::load(row + r * R::lanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < registers; ++r) {
+      R::store(sums[r], x + first + r * R::lanes);
+      R::store(beta * sums[r], scaled_x + first + r * R::lanes);
+    }
+  }
+  for (; first < columns; ++first) {
+    for (int64_t j = begin; j < end; ++j) x[first] -= factor(j) * scaled[j][first];
+    scaled_x[first] = beta * x[first];
+  }
+}
+
 /// Solves x_i + sum over j < i of lower_ij beta_j x_j = given_i, with the given rows in x, by substitution:
 /// with rows of which no product grows, as the delta rule's, it is as exact as computing them one by one.
 /// scaled_i = beta_i x_i is written as well; x and scaled [C, columns]. What lower has on and above its
@@ -117,10 +175,10 @@ template <class T>
 void solve_lower(int64_t length, int64_t columns, Rows<const T> lower, Rows<const T> beta, Rows<T> x,
                  Rows<T> scaled) {
   for_row_blocks(length, [&](int64_t begin, int64_t end) {
-    multiply<T>(end - begin, columns, begin, -1, lower.from(begin), scaled, 1, x.from(begin));
+    if (begin > 0) multiply<T>(end - begin, columns, begin, -1, lower.from(begin), scaled, 1, x.from(begin));
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = begin; j < i; ++j) add_scaled(columns, -lower[i][j], scaled[j], x[i]);
-      for (int64_t e = 0; e < columns; ++e) scaled[i][e] = *beta[i] * x[i][e];
+      substitute_row<T>(
+          columns, begin, i, scaled, [&](int64_t j) { return lower[i][j]; }, *beta[i], x[i], scaled[i]);
     }
   });
 }
@@ -130,11 +188,13 @@ template <class T>
 void solve_lower_transposed(int64_t length, int64_t columns, Rows<const T> lower, Rows<const T> beta,
                             Rows<T> x, Rows<T> scaled) {
   for_row_blocks_backwards(length, [&](int64_t begin, int64_t end) {
-    multiply_at<T>(end - begin, columns, length - end, -1, lower.from(end, begin), scaled.from(end), 1,
-                   x.from(begin));
+    if (end < length) {
+      multiply_at<T>(end - begin, columns, length - end, -1, lower.from(end, begin), scaled.from(end), 1,
+                     x.from(begin));
+    }
     for (int64_t j = end - 1; j >= begin; --j) {
-      for (int64_t i = j + 1; i < end; ++i) add_scaled(columns, -lower[i][j], scaled[i], x[j]);
-      for (int64_t e = 0; e < columns; ++e) scaled[j][e] = *beta[j] * x[j][e];
+      substitute_row<T>(
+          columns, j + 1, end, scaled, [&](int64_t i) { return lower[i][j]; }, *beta[j], x[j], scaled[j]);
     }
   });
 }
