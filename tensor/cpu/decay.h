@@ -128,30 +128,76 @@ void decay_lower(const ChunkDecay& d, Rows<T> matrix, T* until) {
   });
 }
 
+/// Of different rows of a block.
+constexpr int64_t pairs_in_block = row_block * (row_block - 1) / 2;
+
 /// Numbers of room that the functions of Gram matrices below need.
 inline int64_t gram_room(int64_t length, int64_t dim, int64_t channels) {
-  return channels > 1 ? (2 * length + 3 * row_block) * dim : length;
+  return channels > 1 ? (3 * length + 2 * row_block + pairs_in_block + 1) * dim : length;
 }
 
 // With a gate for each channel, e^{b_i - b_j} is inside the product of row i and row j. For rows i of a block
 // and j before it, it is e^{b_i - b_r} e^{b_r - b_j} with r the block's first row, so that a product of two
 // decayed matrices remains. Both exponents are at most 0. Pairs within a block are taken one by one.
 
-/// The operands of the product of a block of rows and all rows before it.
+/// z = x y, element by element.
 template <class T>
-struct BlockOperands {
-  Rows<T> q;  // q_i e^{b_i - b_r}, [end - begin, dim]
-  Rows<T> k;  // k_j e^{b_r - b_j}, [begin, dim]
-};
-
-template <class T>
-BlockOperands<T> block_operands(int64_t begin, int64_t end, int64_t dim, Rows<const T> q, Rows<const T> k,
-                                const ChunkDecay& d, Tiles<T>& tiles) {
-  const BlockOperands<T> block{tiles.matrix(end - begin, dim), tiles.matrix(begin, dim)};
-  decay_since<T>(d, begin, begin, end - begin, dim, q.from(begin), block.q);
-  decay_until<T>(d, begin, begin, dim, k, block.k);
-  return block;
+void multiply_elements(int64_t n, const T* x, const T* y, T* z) {
+#pragma omp simd
+  for (int64_t m = 0; m < n; ++m) z[m] = x[m] * y[m];
 }
+
+/// y_m = e^{b_i[m] - b_j[m]}, j <= i
+template <class T>
+void decay_row(const ChunkDecay& d, int64_t i, int64_t j, T* y) {
+  const double *b_i = d[i], *b_j = d[j];
+#pragma omp simd
+  for (int64_t m = 0; m < d.channels; ++m) y[m] = vector_exp(static_cast<T>(b_i[m] - b_j[m]));
+}
+
+/// The decays of all pairs of rows that a block has a part in, each an exponential or the product of two.
+template <class T>
+class BlockDecays {
+ public:
+  BlockDecays(int64_t begin, int64_t end, const ChunkDecay& d, Tiles<T>& tiles)
+      : begin_(begin),
+        end_(end),
+        channels_(d.channels),
+        pairs_(tiles.matrix(pairs_in_block, channels_)),
+        until_(tiles.matrix(begin, channels_)) {
+    for (int64_t j = 0; j < begin; ++j) decay_row(d, begin, j, until_[j]);
+    for (int64_t i = begin + 1; i < end; ++i) {
+      const int64_t middle = i - (i - begin) % few;
+      for (int64_t j = i - 1; j >= begin; --j) {
+        if (j < middle && middle < i) {
+          multiply_elements(channels_, pair(i, middle), pair(middle, j), pair(i, j));
+        } else {
+          decay_row(d, i, j, pair(i, j));
+        }
+      }
+    }
+  }
+
+  /// e^{b_i - b_j} for j < i, both of the block.
+  T* pair(int64_t i, int64_t j) const { return pairs_[(i - begin_) * (i - begin_ - 1) / 2 + j - begin_]; }
+  /// y_i = e^{b_i - b_begin} x_i for the rows of the block; x and y begin with them.
+  void since(Rows<const T> x, Rows<T> y) const {
+    std::copy_n(x[0], channels_, y[0]);
+    for (int64_t i = begin_ + 1; i < end_; ++i) {
+      multiply_elements(channels_, x[i - begin_], pair(i, begin_), y[i - begin_]);
+    }
+  }
+  /// y_j = e^{b_begin - b_j} x_j for the rows before the block.
+  void until(Rows<const T> x, Rows<T> y) const {
+    for (int64_t j = 0; j < begin_; ++j) multiply_elements(channels_, x[j], until_[j], y[j]);
+  }
+
+ private:
+  static constexpr int64_t few = 4;  // rows of which all pairs are exponentials
+
+  int64_t begin_, end_, channels_;
+  Rows<T> pairs_, until_;
+};
 
 /// y = x^T in double; x [rows, columns]. A few rows at a time, so that each cache line of y is written at
 /// once.
@@ -200,21 +246,25 @@ void channel_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const 
                   T* room, Sum* sum_room) {
   for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
     Tiles<T> tiles(room);
-    const BlockOperands<T> block = block_operands(begin, end, dim, q, k, d, tiles);
+    const BlockDecays<T> decays(begin, end, d, tiles);
+    const Rows<T> block_q = tiles.matrix(end - begin, dim), block_k = tiles.matrix(begin, dim);
+    decays.since(q.from(begin), block_q);
+    decays.until(k, block_k);
     if constexpr (std::is_same_v<Sum, T>) {
-      multiply_bt<T>(end - begin, begin, dim, scale, block.q, block.k, 0, gram.from(begin));
+      multiply_bt<T>(end - begin, begin, dim, scale, block_q, block_k, 0, gram.from(begin));
     } else {
-      multiply_bt_in_double(end - begin, begin, dim, scale, block.q, block.k, gram.from(begin), sum_room);
+      multiply_bt_in_double(end - begin, begin, dim, scale, block_q, block_k, gram.from(begin), sum_room);
     }
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = begin; j <= i; ++j) {
-        const double *b_i = d[i], *b_j = d[j];
-        const T *q_i = q[i], *k_j = k[j];
-        const Sum sum = row_sum<Sum>(dim, [=](int64_t m) {
-          return Sum{q_i[m]} * Sum{k_j[m]} * Sum{vector_exp(static_cast<T>(b_i[m] - b_j[m]))};
-        });
-        gram[i][j] = static_cast<T>(scale * sum);
+      const T* q_i = q[i];
+      for (int64_t j = begin; j < i; ++j) {
+        const T *k_j = k[j], *decay = decays.pair(i, j);
+        gram[i][j] = static_cast<T>(
+            scale * row_sum<Sum>(dim, [=](int64_t m) { return Sum{q_i[m]} * Sum{k_j[m]} * Sum{decay[m]}; }));
       }
+      const T* k_i = k[i];
+      gram[i][i] =
+          static_cast<T>(scale * row_sum<Sum>(dim, [=](int64_t m) { return Sum{q_i[m]} * Sum{k_i[m]}; }));
       std::fill(gram[i] + i + 1, gram[i] + end, T(0));
     }
   });
@@ -225,7 +275,7 @@ template <class T>
 void decayed_gram(int64_t dim, T scale, Rows<const T> q, Rows<const T> k, const ChunkDecay& d, Rows<T> gram,
                   T* room) {
   if (d.by_channel()) return channel_gram<T>(dim, scale, q, k, d, gram, room, room);
-  lower_product<T>(d.length, dim, scale, q, k, gram);
+  lower_product<T>(d.length, dim, scale, q, k, 0, gram);
   if (d.gated()) decay_lower(d, gram, room);
 }
 
@@ -261,16 +311,19 @@ void add_earlier_terms(int64_t rows, int64_t channels, Rows<const T> terms, T* s
 }
 
 /// log_decay_t is part of every exponent b_i - b_j with j < t <= i, so to dlog_decay_t is added the sum of
-/// gram_ij dgram_ij over those pairs, C^2 terms for all t together. column: room for C numbers.
+/// gram_ij dgram_ij over those pairs, C^2 terms for all t together. Goes through whole blocks, for the sake
+/// of vector instructions; what a column has from above the diagonal is in no sum. column: room for C
+/// numbers.
 template <class T>
 void gate_pairs(int64_t length, Rows<const T> gram, Rows<const T> dgram, T* column, Rows<T> dlog_decay) {
   std::fill_n(column, length, T(0));
   for (int64_t t = length - 1; t >= 0; --t) {
     const T* a = gram[t];
     const T* da = dgram[t];
+    const int64_t end = row_block_end(t, length);
 #pragma omp simd
-    for (int64_t j = 0; j < t; ++j) column[j] += a[j] * da[j];
-    *dlog_decay[t] += row_sum<T>(t, [=](int64_t j) { return column[j]; });
+    for (int64_t j = 0; j < end; ++j) column[j] += j < t ? a[j] * da[j] : 0;
+    *dlog_decay[t] += row_sum<T>(end, [=](int64_t j) { return j < t ? column[j] : 0; });
   }
 }
 
@@ -278,20 +331,21 @@ void gate_pairs(int64_t length, Rows<const T> gram, Rows<const T> dgram, T* colu
 /// between a pair when i >= t, t before the block when j < t.
 template <class T>
 void channel_block_backward(int64_t begin, int64_t end, int64_t dim, T scale, Rows<const T> q,
-                            Rows<const T> k, const ChunkDecay& d, Rows<const T> dgram, Rows<T> dq, Rows<T> dk,
-                            Rows<T> dlog_decay, T* room) {
-  Tiles<T> tiles(room);
+                            Rows<const T> k, const BlockDecays<T>& decays, Rows<const T> dgram, Rows<T> dq,
+                            Rows<T> dk, Rows<T> dlog_decay, Tiles<T> tiles) {
   const int64_t rows = end - begin;
-  const BlockOperands<T> block = block_operands(begin, end, dim, q, k, d, tiles);
+  const Rows<T> block_q = tiles.matrix(rows, dim), block_k = tiles.matrix(begin, dim);
+  decays.since(q.from(begin), block_q);
+  decays.until(k, block_k);
   const Rows<T> tile = tiles.matrix(std::max(rows, begin), dim);
-  multiply<T>(rows, dim, begin, scale, dgram.from(begin), block.k, 0, tile);
-  decay_since<T>(d, begin, begin, rows, dim, tile, tile);
+  multiply<T>(rows, dim, begin, scale, dgram.from(begin), block_k, 0, tile);
+  decays.since(tile, tile);
   for (int64_t i = 0; i < rows; ++i) add_scaled<T>(dim, 1, tile[i], dq[begin + i]);
   gate_terms<T>(rows, dim, dim, q.from(begin), tile, tile);
   add_later_terms<T>(rows, dim, tile, dlog_decay.from(begin));
 
-  multiply_at<T>(begin, dim, rows, scale, dgram.from(begin), block.q, 0, tile);
-  decay_until<T>(d, begin, begin, dim, tile, tile);
+  multiply_at<T>(begin, dim, rows, scale, dgram.from(begin), block_q, 0, tile);
+  decays.until(tile, tile);
   for (int64_t j = 0; j < begin; ++j) add_scaled<T>(dim, 1, tile[j], dk[j]);
   gate_terms<T>(begin, dim, dim, k, tile, tile);
   T* sum = tiles.vector(dim);
@@ -299,24 +353,24 @@ void channel_block_backward(int64_t begin, int64_t end, int64_t dim, T scale, Ro
   add_earlier_terms<T>(begin, dim, tile, sum, dlog_decay);
 }
 
-/// The same for the pairs within a block. columns: room for [rows, dim].
+/// The same for the pairs within a block.
 template <class T>
 void channel_diagonal_backward(int64_t begin, int64_t end, int64_t dim, T scale, Rows<const T> q,
-                               Rows<const T> k, const ChunkDecay& d, Rows<const T> dgram, Rows<T> dq,
-                               Rows<T> dk, Rows<T> dlog_decay, Rows<T> columns) {
+                               Rows<const T> k, const BlockDecays<T>& decays, Rows<const T> dgram, Rows<T> dq,
+                               Rows<T> dk, Rows<T> dlog_decay, Tiles<T> tiles) {
+  const Rows<T> columns = tiles.matrix(end - begin, dim);
   std::fill_n(columns.data, (end - begin) * dim, T(0));
   for (int64_t i = end - 1; i >= begin; --i) {
     const T own = scale * dgram[i][i];
     add_scaled(dim, own, k[i], dq[i]);
     add_scaled(dim, own, q[i], dk[i]);
     for (int64_t j = begin; j < i; ++j) {
-      const double *b_i = d[i], *b_j = d[j];
-      const T *q_i = q[i], *k_j = k[j];
+      const T *q_i = q[i], *k_j = k[j], *decay = decays.pair(i, j);
       T *dq_i = dq[i], *dk_j = dk[j], *column = columns[j - begin], *dg = dlog_decay[i];
       const T dproduct = scale * dgram[i][j];
 #pragma omp simd
       for (int64_t m = 0; m < dim; ++m) {
-        const T weight = dproduct * vector_exp(static_cast<T>(b_i[m] - b_j[m]));
+        const T weight = dproduct * decay[m];
         dq_i[m] += weight * k_j[m];
         dk_j[m] += weight * q_i[m];
         column[m] += weight * q_i[m] * k_j[m];  // of all pairs of j and rows from i on
@@ -334,8 +388,10 @@ void channel_gram_backward(int64_t dim, T scale, Rows<const T> q, Rows<const T> 
     std::fill_n(dk[i], dim, T(0));
   }
   for_row_blocks(d.length, [&](int64_t begin, int64_t end) {
-    channel_block_backward(begin, end, dim, scale, q, k, d, dgram, dq, dk, dlog_decay, room);
-    channel_diagonal_backward(begin, end, dim, scale, q, k, d, dgram, dq, dk, dlog_decay, Rows<T>{room, dim});
+    Tiles<T> tiles(room);
+    const BlockDecays<T> decays(begin, end, d, tiles);
+    channel_block_backward(begin, end, dim, scale, q, k, decays, dgram, dq, dk, dlog_decay, tiles);
+    channel_diagonal_backward(begin, end, dim, scale, q, k, decays, dgram, dq, dk, dlog_decay, tiles);
   });
 }
 

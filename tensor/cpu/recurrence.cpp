@@ -264,7 +264,9 @@ class CausalForward : CausalPass<T> {
     const T* normaliser = normaliser_before_(p);
     const Rows<T> denominators = this->scalars(out_.denominators, p);
     for (int64_t i = 0; i < p.length(); ++i) {
-      T denominator = row_sum<T>(i + 1, [&](int64_t j) { return gram[i][j]; }) + static_cast<T>(s_.eps);
+      const T* row = gram[i];  // 0 above the diagonal
+      T denominator = row_sum<T>(row_block_end(i, p.length()), [=](int64_t j) { return row[j]; });
+      denominator += static_cast<T>(s_.eps);
       if (normaliser != nullptr) denominator += scale_ * dot(s_.key_dim, q[i], normaliser);
       *denominators[i] = denominator;
       for (int64_t e = 0; e < s_.value_dim; ++e) o[i][e] /= denominator;
@@ -441,12 +443,8 @@ class CausalBackward : CausalPass<T> {
       decayed_gram<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, gates.room);
       lower_transposed_times<T>(p.length(), s_.value_dim, 1, gram, d.dnum, 0, dv(p));
     }
-    lower_product<T>(p.length(), s_.value_dim, 1, d.dnum, written, dgram);
-    if (s_.normalise) {
-      for (int64_t i = 0; i < p.length(); ++i) {
-        for (int64_t j = 0; j <= i; ++j) dgram[i][j] += *d.dden[i];
-      }
-    }
+    for (int64_t i = 0; i < p.length() && s_.normalise; ++i) std::fill_n(dgram[i], p.length(), *d.dden[i]);
+    lower_product<T>(p.length(), s_.value_dim, 1, d.dnum, written, s_.normalise ? 1 : 0, dgram);
     decayed_gram_backward<T>(s_.key_dim, scale_, this->q(p), this->k(p), p.decay, gram, dgram, leads ? 0 : 1,
                              dq(p), dk(p), gates.dlog_decay, gates.room);
   }
@@ -462,7 +460,7 @@ class CausalBackward : CausalPass<T> {
     for (int64_t i = 0; i < p.length(); ++i) {
       *dbeta[i] = dot<T>(s_.value_dim, du[i], this->residuals(p)[i]);
     }
-    lower_product<T>(p.length(), s_.value_dim, -1, dv(p), written, dgram);
+    lower_product<T>(p.length(), s_.value_dim, -1, dv(p), written, 0, dgram);
     for (int64_t i = 0; i < p.length(); ++i) dgram[i][i] = 0;
     decayed_gram_backward<T>(s_.key_dim, 1, this->k(p), this->k(p), p.decay, gram, dgram, 1, dk(p), dk(p),
                              gates.dlog_decay, gates.room);

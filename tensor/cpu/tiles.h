@@ -102,20 +102,23 @@ void for_row_blocks_backwards(int64_t length, const Body& body) {
   }
 }
 
-/// lower = alpha times the lower triangle of a b^T; a and b [C, dim]. By blocks of columns, as wide as those
-/// of the product's kernels, so that each row of b is packed once.
+/// The end of the block that row i is in: what products read of the row.
+inline int64_t row_block_end(int64_t i, int64_t length) {
+  return std::min((i / row_block + 1) * row_block, length);
+}
+
+/// lower = alpha times the lower triangle of a b^T + beta lower; a and b [C, dim]. By blocks of columns, as
+/// wide as those of the product's kernels, so that each row of b is packed once.
 template <class T>
-void lower_product(int64_t length, int64_t dim, T alpha, Rows<const T> a, Rows<const T> b, Rows<T> lower) {
+void lower_product(int64_t length, int64_t dim, T alpha, Rows<const T> a, Rows<const T> b, T beta,
+                   Rows<T> lower) {
   const int64_t width = micro_kernels().columns;
   for (int64_t begin = 0; begin < length; begin += width) {
     const int64_t end = std::min(begin + width, length);
-    multiply_bt<T>(length - begin, end - begin, dim, alpha, a.from(begin), b.from(begin), 0,
+    multiply_bt<T>(length - begin, end - begin, dim, alpha, a.from(begin), b.from(begin), beta,
                    lower.from(begin, begin));
   }
-  // What other products read of the triangle above: the rest of each block of rows.
-  for_row_blocks(length, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::fill(lower[i] + i + 1, lower[i] + end, T(0));
-  });
+  for (int64_t i = 0; i < length; ++i) std::fill(lower[i] + i + 1, lower[i] + row_block_end(i, length), T(0));
 }
 
 /// y = alpha lower x + beta y; x and y [C, columns].

@@ -15,7 +15,8 @@
 //   S' = e^{b_C} S + (K e^{b_C - b})^T V   (rows i of Q and K scaled)
 //
 // in three phases: what each chunk adds to the state, in parallel; the states, one after the other; the
-// outputs, in parallel. For the delta rule diag(beta) R stands for V, and the residuals of a chunk depend on
+// outputs, in parallel. (On the CPU, with sequences enough for all threads, each of them chunk by chunk
+// through all three.) For the delta rule diag(beta) R stands for V, and the residuals of a chunk depend on
 // each other and on S:
 //
 //   (I + N diag(beta)) R = V - (K e^b) S   N_ij = k_i . k_j e^{b_i - b_j} for j < i, else 0
