@@ -36,6 +36,7 @@ void multiply(int64_t depth, float alpha, MatrixLines a, const float* b, int64_t
   for (int64_t p = 0; p < depth; ++p) {
     const Vector b_left = *reinterpret_cast<const Loose*>(b);
     const Vector b_right = *reinterpret_cast<const Loose*>(b + lanes);
+    b += b_depth;  // before the vectors are used: else g++ loads them anew for each of up to four rows
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const float element = a_rows[i / third][i % third * a.line];
@@ -43,7 +44,6 @@ void multiply(int64_t depth, float alpha, MatrixLines a, const float* b, int64_t
       right[i] += element * b_right;
     }
     for (const float*& row : a_rows) row += a.depth;
-    b += b_depth;
   }
   const auto for_each_register = [&](const auto& body) {
 #pragma GCC unroll 16

@@ -19,6 +19,10 @@ namespace {
 
 constexpr int64_t depth_block = 384;  // 14 rows of it are 21 KiB of a first-level cache
 constexpr int64_t packed_at_once = 32;
+// Copies that don't pay: of a transposed A that stays in a first-level cache where it lies, of a B for so few
+// rows.
+constexpr int64_t short_depth = 128;
+constexpr int64_t few_rows = 112;
 // A task: about 56 rows times 1536 columns. Smaller products are left to one thread.
 constexpr int64_t task_blocks = 4;
 constexpr int64_t task_columns = 1536;
@@ -177,7 +181,7 @@ class Part {
         const int64_t count = std::min(width(), columns_.end - j);
         float* const packed = packed_panel(j, p);
         copy_few(b.data + p * b.depth + j, count, packed);
-        std::fill(packed + count, packed + width(), 0.0f);
+        if (count < width()) std::fill(packed + count, packed + width(), 0.0f);
       }
     }
   }
@@ -265,13 +269,15 @@ void multiply_parts(const Product& product, PartSize most, float* a_room, float*
 
 /// Whether A has to be packed for so many columns: where a copy costs less than it saves.
 bool packs_a(const Product& product, int64_t columns) {
-  return product.a.depth == 1 ? conflicts(product.a.line) : columns > 2 * product.kernels.columns;
+  if (product.a.depth == 1) return conflicts(product.a.line);
+  return columns > 2 * product.kernels.columns &&
+         (product.shape.k > short_depth || conflicts(product.a.depth));
 }
 
 /// Whether B has to be packed for so many rows.
 bool packs_b(const Product& product, int64_t rows) {
-  return product.b.line != 1 || product.shape.n % product.kernels.columns != 0 ||
-         rows > 8 * product.kernels.rows || conflicts(product.b.depth);
+  return product.b.line != 1 || product.shape.n % product.kernels.columns != 0 || rows > few_rows ||
+         conflicts(product.b.depth);
 }
 
 }  // namespace
