@@ -8,8 +8,9 @@
 #include <limits>
 
 #include "tensor/allocator.h"
+#include "tensor/cpu/panels.h"
 #include "tensor/cpu/reduce.h"
-#include "tensor/cpu/tile_gemm.h"
+#include "tensor/cpu/tiles.h"
 #include "tensor/kernels/vector_math.h"
 #include "tensor/parallel.h"
 
@@ -17,14 +18,16 @@ namespace mixgrad {
 
 namespace {
 
-// 64 x 64 is within 10 % of the best for every shape tried, and two tiles of float fit into a first-level
-// cache.
+// Backward: a tile of scores of so many queries and keys, with its operands, fits into a second-level cache
+// and nearly into a first-level one. Forward there are a few rows of scores at a time, the longer the better.
 constexpr int64_t tile_rows = 64;
 constexpr int64_t tile_columns = 64;
-// Where the rows of a tile see different parts of it, it is worked on in blocks of rows that see nearly the
-// same.
-constexpr int64_t block_rows = 8;
+constexpr int64_t forward_columns = 128;
+// A task of the forward pass: keys and values are laid out once for so many queries.
+constexpr int64_t task_rows = 256;
 constexpr int64_t vector_lanes = 16;
+// With fewer queries, keys are read as they lie: laying them out costs more than the products.
+constexpr int64_t least_rows_to_lay_out = 4;
 
 struct Range {
   int64_t begin, end;
@@ -148,139 +151,150 @@ class Visibility {
   int64_t* ends_;  // [B, Tk], behind the last token of each one's document; with begins alone
 };
 
-/// Scores between some rows and some columns: queries and keys, or keys and queries.
-struct Tile {
-  int64_t rows, columns;
-  std::array<Range, tile_rows> seen;  // for each row, the columns that it sees
-};
+/// What each of some rows sees, of all columns or of a tile's.
+using Seen = std::array<Range, task_rows>;
 
-/// Calls body(tile, first column) for the tiles that hold everything that the rows see; row i sees seen(i).
-template <class Seen, class Body>
-void for_each_tile(int64_t rows, const Seen& seen, const Body& body) {
-  std::array<Range, tile_rows> all{};
-  for (int64_t i = 0; i < rows; ++i) all[i] = seen(i);
-  const int64_t end = all[rows - 1].end;
-  for (int64_t first = all[0].begin; first < end; first += tile_columns) {
-    Tile tile{rows, std::min(tile_columns, end - first), {}};
-    for (int64_t i = 0; i < rows; ++i) {
-      tile.seen[i] = {std::clamp<int64_t>(all[i].begin - first, 0, tile.columns),
-                      std::clamp<int64_t>(all[i].end - first, 0, tile.columns)};
+/// What the rows see of the columns [first, first + columns), counted from the first.
+Seen part_of(const Seen& seen, int64_t rows, int64_t first, int64_t columns) {
+  Seen part;
+  for (int64_t i = 0; i < rows; ++i) {
+    part[i] = {std::clamp<int64_t>(seen[i].begin - first, 0, columns),
+               std::clamp<int64_t>(seen[i].end - first, 0, columns)};
+  }
+  return part;
+}
+
+/// The same relation from the columns' side: for each, the rows that see it.
+Seen transposed(const Seen& seen, int64_t rows, int64_t columns) {
+  Seen seen_by;
+  int64_t begin = 0, end = 0;
+  for (int64_t j = 0; j < columns; ++j) {
+    while (begin < rows && seen[begin].end <= j) ++begin;
+    while (end < rows && seen[end].begin <= j) ++end;
+    seen_by[j] = {begin, std::max(begin, end)};
+  }
+  return seen_by;
+}
+
+/// What any of these rows sees.
+Range seen_by_any(const Seen& seen, Range rows) { return {seen[rows.begin].begin, seen[rows.end - 1].end}; }
+
+/// Calls body(rows) for blocks of [0, count) that a product takes at once, of nearly the same size.
+template <class T, class Body>
+void for_each_block(int64_t count, const Body& body) {
+  const int64_t most = panel_size<T>().rows, blocks = (count + most - 1) / most;
+  for (int64_t i = 0; i < blocks; ++i) body(Range{count * i / blocks, count * (i + 1) / blocks});
+}
+
+/// Tokens of one head, [tokens, width], as the second operand of products: whole panels beside each other.
+template <class T>
+struct Operand {
+  Rows<const T> rows;
+  int64_t width;
+
+  /// Copies x [tokens, width]. Zeros fill the last panel, and the gap between rows is one at which they don't
+  /// evict each other.
+  Operand(int64_t tokens, int64_t width, Rows<const T> x, T* room)
+      : rows{room, room_size(1, width)}, width(width) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      T* const to = room + t * rows.stride;
+      std::copy_n(x[t], width, to);
+      std::fill(to + width, to + padded<T>(width), T(0));
     }
-    body(tile, first);
   }
-}
+  static int64_t room_size(int64_t tokens, int64_t width) { return tokens * (padded<T>(width) + 16); }
 
-/// Calls body(first row, rows) for blocks of a tile's rows: for all at once where every row sees the whole
-/// tile.
-template <class Body>
-void for_each_block(const Tile& tile, const Body& body) {
-  const bool whole = tile.seen[tile.rows - 1].begin == 0 && tile.seen[0].end == tile.columns;
-  const int64_t block = whole ? tile.rows : block_rows;
-  for (int64_t first = 0; first < tile.rows; first += block) {
-    body(first, std::min(block, tile.rows - first));
+  /// Without the first tokens.
+  Operand from(int64_t token) const {
+    Operand rest = *this;
+    rest.rows = rows.from(token);
+    return rest;
   }
-}
 
-/// Neighbouring tokens of one head.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride, width;
-
-  T* row(int64_t index) const { return data + index * stride; }
+  bool finite(int64_t begin, int64_t end) const {
+    T zeros = 0;
+    for (int64_t t = begin; t < end; ++t)
+      zeros += row_sum<T>(width, [row = rows[t]](int64_t c) { return 0 * row[c]; });
+    return zeros == 0;
+  }
 };
 
+/// The transpose of tokens of one head, [width, tokens], in panels; for few rows of a product the tokens
+/// themselves.
 template <class T>
-Rows<T> rows_of(Heads<T> x, int64_t batch, int64_t token, int64_t head) {
-  return {x.at(batch, token, head), x.token_stride, x.head_size};
-}
+struct Columns {
+  Rows<const T> tokens;
+  int64_t width;
+  const T* panels;  // null: not laid out
 
-/// s[i, j] = factor a[i] . b[j], at least where row i sees column j.
+  Columns(int64_t count, int64_t width, Rows<const T> x, T* room) : tokens(x), width(width), panels(room) {
+    const int64_t step = panel_size<T>().columns;
+    for (int64_t t = 0; room != nullptr && t < count; t += step)
+      transpose_to_panel(std::min(step, count - t), width, x[t], x.stride, room + t * width);
+  }
+  static int64_t room_size(int64_t tokens, int64_t width) { return padded<T>(tokens) * width; }
+};
+
+/// s[i, j] = factor a[i] . b[j], at least for the columns asked for; a few rows, of a tile each.
 template <class T>
-void dot_seen(const Tile& tile, T factor, Rows<const T> a, Rows<const T> b, T* s) {
-  for_each_block(tile, [&](int64_t first, int64_t rows) {
-    const Range any{tile.seen[first].begin, tile.seen[first + rows - 1].end};
-    if (any.begin >= any.end) return;
+void dot_products(int64_t rows, Range columns, T factor, Rows<const T> a, const Columns<T>& b, Rows<T> s) {
+  if (b.panels == nullptr) {
     tile_gemm({.m = rows,
-               .n = any.end - any.begin,
-               .k = a.width,
+               .n = columns.end - columns.begin,
+               .k = b.width,
                .b = Transpose::yes,
                .lda = a.stride,
-               .ldb = b.stride,
-               .ldc = tile_columns},
-              factor, a.row(first), b.row(any.begin), T(0), s + first * tile_columns + any.begin);
-  });
-}
-
-/// y[i] += factor * sum over the columns j that row i sees of p[i, j] x[j].
-template <class T>
-void add_seen(const Tile& tile, T factor, const T* p, Rows<const T> x, Rows<T> y) {
-  for_each_block(tile, [&](int64_t first, int64_t rows) {
-    // The columns that all of these rows see make a matrix product; a narrow band remains at either side.
-    Range common{tile.seen[first + rows - 1].begin, tile.seen[first].end};
-    if (common.begin >= common.end) common = {0, 0};
-    tile_gemm({.m = rows,
-               .n = x.width,
-               .k = common.end - common.begin,
-               .lda = tile_columns,
-               .ldb = x.stride,
-               .ldc = y.stride},
-              factor, p + first * tile_columns + common.begin, x.row(common.begin), T(1), y.row(first));
-    for (int64_t i = first; i < first + rows; ++i) {
-      const auto add_columns = [&](int64_t begin, int64_t end) {
-        for (int64_t j = begin; j < end; ++j) {
-          const T weight = factor * p[i * tile_columns + j];
-          for (int64_t c = 0; c < x.width; ++c) y.row(i)[c] += weight * x.row(j)[c];
-        }
-      };
-      add_columns(tile.seen[i].begin, std::min(tile.seen[i].end, common.begin));
-      add_columns(std::max(tile.seen[i].begin, common.end), tile.seen[i].end);
-    }
-  });
-}
-
-/// y[j] += factor * sum over the rows i that see column j of p[i, j] x[i].
-template <class T>
-void add_seen_by(const Tile& tile, T factor, const T* p, Rows<const T> x, Rows<T> y) {
-  for_each_block(tile, [&](int64_t first, int64_t rows) {
-    Range common{tile.seen[first + rows - 1].begin, tile.seen[first].end};
-    if (common.begin >= common.end) common = {0, 0};
-    tile_gemm({.m = common.end - common.begin,
-               .n = x.width,
-               .k = rows,
-               .a = Transpose::yes,
-               .lda = tile_columns,
-               .ldb = x.stride,
-               .ldc = y.stride},
-              factor, p + first * tile_columns + common.begin, x.row(first), T(1), y.row(common.begin));
-    for (int64_t i = first; i < first + rows; ++i) {
-      const auto add_row = [&](int64_t begin, int64_t end) {
-        for (int64_t j = begin; j < end; ++j) {
-          const T weight = factor * p[i * tile_columns + j];
-          for (int64_t c = 0; c < x.width; ++c) y.row(j)[c] += weight * x.row(i)[c];
-        }
-      };
-      add_row(tile.seen[i].begin, std::min(tile.seen[i].end, common.begin));
-      add_row(std::max(tile.seen[i].begin, common.end), tile.seen[i].end);
-    }
-  });
-}
-
-/// Calls body(row, begin, end) for each row of scores and what it sees, widened to whole vectors where the
-/// tile allows it. The neighbours that this takes in get -inf: they change neither a maximum nor a sum of
-/// exp(score).
-template <class T, class Body>
-void for_each_seen(const Tile& tile, T* scores, const Body& body) {
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const Range seen = tile.seen[i];
-    if (seen.begin == seen.end) continue;
-    const int64_t begin = seen.begin / vector_lanes * vector_lanes;
-    const int64_t end = std::min((seen.end + vector_lanes - 1) / vector_lanes * vector_lanes, tile.columns);
-    T* const row = scores + i * tile_columns;
-    std::fill(row + begin, row + seen.begin, -std::numeric_limits<T>::infinity());
-    std::fill(row + seen.end, row + end, -std::numeric_limits<T>::infinity());
-    body(i, begin, end);
+               .ldb = b.tokens.stride,
+               .ldc = s.stride},
+              factor, a.data, b.tokens[columns.begin], T(0), s.data + columns.begin);
+    return;
   }
+  const int64_t step = panel_size<T>().columns;
+  for (int64_t j = columns.begin / step * step; j < columns.end; j += step) {
+    multiply_panel(rows, b.width, factor, {a.data, a.stride, 1}, b.panels + j * b.width, step, s.data + j,
+                   s.stride, false);
+  }
+}
+
+/// y[i] += factor * sum over p that row i sees of weights(i, p) x[p], for a block of rows; the weights' lines
+/// are these rows, with 0 for what a row doesn't see.
+template <class T>
+void add_seen(const Seen& seen, Range rows, T factor, Lines<T> weights, const Operand<T>& x, Rows<T> y) {
+  const Range any = seen_by_any(seen, rows);
+  if (any.begin >= any.end) return;
+  const Range all{seen[rows.end - 1].begin, seen[rows.begin].end};  // what each of them sees, or end < begin
+  // 0 times what isn't finite would be NaN: then each row goes alone, over what it sees.
+  const bool together = all.begin <= all.end ? x.finite(any.begin, all.begin) && x.finite(all.end, any.end)
+                                             : x.finite(any.begin, any.end);
+  const int64_t step = together ? rows.end - rows.begin : 1;
+  for (int64_t i = rows.begin; i < rows.end; i += step) {
+    const Range depth = together ? any : seen[i];
+    const T* const a = weights.data + (i - rows.begin) * weights.line + depth.begin * weights.depth;
+    for (int64_t c = 0; c < x.width; c += panel_size<T>().columns) {
+      multiply_panel(step, depth.end - depth.begin, factor, {a, weights.line, weights.depth},
+                     x.rows[depth.begin] + c, x.rows.stride, y[i] + c, y.stride, true);
+    }
+  }
+}
+
+/// Calls body(begin, end) for whole vectors around what a row of scores sees. Its neighbours that this takes
+/// in get -inf: they change neither a maximum nor a sum of exp(score).
+template <class T, class Body>
+void for_seen(Range seen, T* scores, const Body& body) {
+  if (seen.begin == seen.end) return;
+  const int64_t begin = seen.begin / vector_lanes * vector_lanes;
+  const int64_t end = (seen.end + vector_lanes - 1) / vector_lanes * vector_lanes;
+  std::fill(scores + begin, scores + seen.begin, -std::numeric_limits<T>::infinity());
+  std::fill(scores + seen.end, scores + end, -std::numeric_limits<T>::infinity());
+  body(begin, end);
+}
+
+/// Weights of what a row doesn't see become 0, whatever they were.
+template <class T>
+void clear_unseen(Range seen, int64_t columns, T* weights) {
+  if (seen.begin == 0 && seen.end == columns) return;
+  std::fill(weights, weights + seen.begin, T(0));
+  std::fill(weights + seen.end, weights + columns, T(0));
 }
 
 /// The decays of neighbouring kept keys, and of neighbouring queries, of one head.
@@ -294,8 +308,16 @@ struct Decays {
   double of_key(int64_t batch, int64_t head, int64_t key) const {
     return of_head(batch, head)[visible.place_of(batch, key)];
   }
-  const double* of_queries(int64_t batch, int64_t head, int64_t query) const {
-    return of_head(batch, head) + query + s.keys - s.queries;
+  /// of_key for neighbouring keys.
+  void of_keys(int64_t batch, int64_t head, int64_t key, int64_t count, double* decays) const {
+    for (int64_t j = 0; s.decay != nullptr && j < count; ++j) decays[j] = of_key(batch, head, key + j);
+  }
+  /// Adds to the scores that a query has with the keys that it sees what their decays differ by.
+  template <class T>
+  void add(int64_t batch, int64_t head, int64_t query, const double* of_keys, Range seen, T* scores) const {
+    if (s.decay == nullptr) return;
+    const double mine = of_head(batch, head)[query + s.keys - s.queries];
+    for (int64_t j = seen.begin; j < seen.end; ++j) scores[j] += static_cast<T>(mine - of_keys[j]);
   }
 };
 
@@ -307,21 +329,27 @@ struct Task {
 /// Calls body(task) for tasks that cover batch x heads x tokens, in parallel.
 template <class Body>
 void for_each_task(int64_t batch, int64_t heads, int64_t tokens, const Body& body) {
-  const int64_t tiles = (tokens + tile_rows - 1) / tile_rows;
-  parallel_tasks(batch * heads * tiles, [&](int64_t index) {
-    const int64_t first = index % tiles * tile_rows;
-    body(Task{index / tiles / heads, index / tiles % heads, first, std::min(tile_rows, tokens - first)});
+  const int64_t tasks = (tokens + task_rows - 1) / task_rows;
+  parallel_tasks(batch * heads * tasks, [&](int64_t index) {
+    const int64_t first = index % tasks * task_rows;
+    body(Task{index / tasks / heads, index / tasks % heads, first, std::min(task_rows, tokens - first)});
   });
 }
 
 template <class T>
-void clear(int64_t rows, Rows<T> x) {
-  for (int64_t i = 0; i < rows; ++i) std::fill_n(x.row(i), x.width, T(0));
+Rows<T> rows_of(Heads<T> x, int64_t batch, int64_t token, int64_t head) {
+  return {x.at(batch, token, head), x.token_stride};
 }
 
 template <class T>
-void scale_row(int64_t width, T factor, T* x) {
-  for (int64_t c = 0; c < width; ++c) x[c] *= factor;
+void clear(int64_t rows, int64_t width, Rows<T> x) {
+  for (int64_t i = 0; i < rows; ++i) std::fill_n(x[i], width, T(0));
+}
+
+/// y = factor x
+template <class T>
+void scale_row(int64_t width, T factor, const T* x, T* y) {
+  for (int64_t c = 0; c < width; ++c) y[c] = factor * x[c];
 }
 
 /// 1 / sum; 0 for the sum of nothing.
@@ -329,6 +357,36 @@ template <class T>
 T inverse(T sum) {
   return sum == 0 ? T(0) : 1 / sum;
 }
+
+}  // namespace
+
+namespace {
+
+/// The softmax of rows of scores as far as their keys are known.
+template <class T>
+struct RunningSoftmax {
+  T* maximum;
+  T* sum;     // of exp(score - maximum)
+  Rows<T> o;  // of exp(score - maximum) v
+  int64_t width;
+
+  /// Takes in a row's scores, which become exp(score - maximum).
+  void add(int64_t row, Range seen, T* scores) const {
+    for_seen(seen, scores, [&](int64_t begin, int64_t end) {
+      T* const score = scores + begin;
+      const T before = maximum[row];
+      const T now = std::max(before, row_maximum(end - begin, score));
+      if (now > before) {  // what was summed up so far was relative to the maximum so far
+        const T correction = vector_exp(before - now);
+        maximum[row] = now;
+        sum[row] *= correction;
+        scale_row(width, correction, o[row], o[row]);
+      }
+      for (int64_t j = 0; j < end - begin; ++j) score[j] = vector_exp(score[j] - now);
+      sum[row] += row_sum<T>(end - begin, [=](int64_t j) { return score[j]; });
+    });
+  }
+};
 
 }  // namespace
 
@@ -340,47 +398,54 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
   k = visible.gather(k, k_copy.data());
   v = visible.gather(v, v_copy.data());
   const Decays decays{s, visible};
+  const bool lays_out = s.queries >= least_rows_to_lay_out;
+  const int64_t q_room = Operand<T>::room_size(task_rows, s.key_dim);
+  const int64_t k_room = Columns<T>::room_size(forward_columns, s.key_dim);
+  const int64_t v_room = Operand<T>::room_size(forward_columns, s.value_dim);
+  const int64_t o_width = padded<T>(s.value_dim);
+  ThreadRoom<T> room(q_room + k_room + v_room + task_rows * o_width);
 
   for_each_task(s.batch, s.heads, s.queries, [&](const Task& task) {
     const int64_t key_head = task.head / (s.heads / s.key_heads);
     const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first;
-    T* const row_max = maximum + row;
-    T* const total = sum + row;
-    const Rows<const T> q_rows = rows_of(q, task.batch, task.first, task.head);
-    const Rows<T> o_rows = rows_of(o, task.batch, task.first, task.head);
-    std::fill_n(row_max, task.rows, std::numeric_limits<T>::lowest());
-    std::fill_n(total, task.rows, T(0));
-    clear(task.rows, o_rows);
-    alignas(64) T p[tile_rows * tile_columns];
+    Tiles<T> tiles(room.mine());
+    const Operand<T> q_rows(task.rows, s.key_dim, rows_of(q, task.batch, task.first, task.head),
+                            tiles.vector(q_room));
+    T* const k_panels = lays_out ? tiles.vector(k_room) : nullptr;
+    T* const v_copied = tiles.vector(v_room);
+    const RunningSoftmax<T> softmax{maximum + row, sum + row, tiles.matrix(task_rows, o_width), s.value_dim};
+    std::fill_n(softmax.maximum, task.rows, std::numeric_limits<T>::lowest());
+    std::fill_n(softmax.sum, task.rows, T(0));
+    clear(task.rows, o_width, softmax.o);
 
-    const auto seen = [&](int64_t i) { return visible.keys_of(task.batch, task.first + i); };
-    for_each_tile(task.rows, seen, [&](const Tile& tile, int64_t key) {
-      dot_seen(tile, T(s.scale), q_rows, rows_of(k, task.batch, key, key_head), p);
-      double key_decays[tile_columns];
-      for (int64_t j = 0; s.decay != nullptr && j < tile.columns; ++j) {
-        key_decays[j] = decays.of_key(task.batch, task.head, key + j);
-      }
-      for_each_seen(tile, p, [&](int64_t i, int64_t begin, int64_t end) {
-        T* const score = p + i * tile_columns;
-        if (s.decay != nullptr) {
-          const double mine = *decays.of_queries(task.batch, task.head, task.first + i);
-          for (int64_t j = tile.seen[i].begin; j < tile.seen[i].end; ++j) {
-            score[j] += static_cast<T>(mine - key_decays[j]);
-          }
+    Seen all;
+    for (int64_t i = 0; i < task.rows; ++i) all[i] = visible.keys_of(task.batch, task.first + i);
+    const int64_t end = all[task.rows - 1].end;
+    for (int64_t key = all[0].begin; key < end; key += forward_columns) {
+      const int64_t columns = std::min(forward_columns, end - key);
+      const Seen seen = part_of(all, task.rows, key, columns);
+      const Columns<T> k_tile(columns, s.key_dim, rows_of(k, task.batch, key, key_head), k_panels);
+      const Operand<T> v_tile(columns, s.value_dim, rows_of(v, task.batch, key, key_head), v_copied);
+      double key_decays[forward_columns];
+      decays.of_keys(task.batch, task.head, key, columns, key_decays);
+      for_each_block<T>(task.rows, [&](Range rows) {
+        const Range any = seen_by_any(seen, rows);
+        if (any.begin >= any.end) return;
+        alignas(64) T memory[MicroKernels::most_rows * forward_columns];
+        const Rows<T> p{memory, forward_columns};
+        dot_products(rows.end - rows.begin, any, T(s.scale), q_rows.rows.from(rows.begin), k_tile, p);
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
+          T* const scores = p[i - rows.begin];
+          decays.add(task.batch, task.head, task.first + i, key_decays, seen[i], scores);
+          softmax.add(i, seen[i], scores);
+          clear_unseen(seen[i], columns, scores);
         }
-        const T before = row_max[i];
-        const T now = std::max(before, row_maximum(end - begin, score + begin));
-        for (int64_t j = begin; j < end; ++j) score[j] = vector_exp(score[j] - now);
-        // What was summed up so far was relative to the maximum so far.
-        const T correction = vector_exp(before - now);
-        row_max[i] = now;
-        total[i] =
-            correction * total[i] + row_sum<T>(end - begin, [=](int64_t j) { return score[begin + j]; });
-        scale_row(o_rows.width, correction, o_rows.row(i));
+        add_seen<T>(seen, rows, 1, {p.data, p.stride, 1}, v_tile, softmax.o);
       });
-      add_seen(tile, T(1), p, rows_of(v, task.batch, key, key_head), o_rows);
-    });
-    for (int64_t i = 0; i < task.rows; ++i) scale_row(o_rows.width, inverse(total[i]), o_rows.row(i));
+    }
+    const Rows<T> o_rows = rows_of(o, task.batch, task.first, task.head);
+    for (int64_t i = 0; i < task.rows; ++i)
+      scale_row(s.value_dim, inverse(softmax.sum[i]), softmax.o[i], o_rows[i]);
   });
 }
 
@@ -414,77 +479,139 @@ void statistics(const AttentionShape& s, const Visibility& visible, Heads<const 
     for (int64_t i = 0; i < task.rows; ++i) {
       const int64_t row = (task.batch * s.heads + task.head) * s.queries + task.first + i;
       const Range seen = visible.keys_of(task.batch, task.first + i);
-      const T *const a = o_rows.row(i), *const b = d_o_rows.row(i);
+      const T *const a = o_rows[i], *const b = d_o_rows[i];
       inverse_sum[row] = inverse(sum[row]);
       slope[row] = seen.end - seen.begin == 1 ? T(0) : inverse_sum[row];
-      delta[row] = row_sum<T>(o_rows.width, [=](int64_t c) { return a[c] * b[c]; });
+      delta[row] = row_sum<T>(s.value_dim, [=](int64_t c) { return a[c] * b[c]; });
     }
   });
 }
 
-/// The gradients of one key head and of all queries that read it: tiles of keys against the queries that see
-/// them. A key's gradients are finished with its tile; those of the queries grow from one tile to the next.
+/// Memory for the operands and results of one head: all queries, a tile of keys.
 template <class T>
-void backward_head(const Saved<T>& saved, int64_t batch, int64_t key_head, Heads<T> dq, Heads<T> dk,
-                   Heads<T> dv, double* score_sums) {
+struct BackwardRoom {
+  T *q, *d_o, *k, *k_columns, *v_columns;
+  Rows<T> dq, dk, dv, p, ds;
+
+  BackwardRoom(const AttentionShape& s, T* room) {
+    Tiles<T> tiles(room);
+    q = tiles.vector(Operand<T>::room_size(s.queries, s.key_dim));
+    d_o = tiles.vector(Operand<T>::room_size(s.queries, s.value_dim));
+    k = tiles.vector(Operand<T>::room_size(tile_columns, s.key_dim));
+    k_columns = tiles.vector(Columns<T>::room_size(tile_columns, s.key_dim));
+    v_columns = tiles.vector(Columns<T>::room_size(tile_columns, s.value_dim));
+    dq = tiles.matrix(s.queries, padded<T>(s.key_dim));
+    dk = tiles.matrix(tile_columns, padded<T>(s.key_dim));
+    dv = tiles.matrix(tile_columns, padded<T>(s.value_dim));
+    p = tiles.matrix(tile_rows, tile_columns);
+    ds = tiles.matrix(tile_rows, tile_columns);
+  }
+  static int64_t size(const AttentionShape& s) {
+    return (2 * s.queries + 3 * tile_columns) * Operand<T>::room_size(1, s.key_dim) +
+           (s.queries + 2 * tile_columns) * Operand<T>::room_size(1, s.value_dim) +
+           2 * tile_rows * tile_columns;
+  }
+};
+
+/// A tile of keys: k and v as the products with queries need them.
+template <class T>
+struct KeyTile {
+  int64_t first, count;
+  Columns<T> k_columns, v_columns;
+  Operand<T> k;
+};
+
+/// p = P and ds = dS for the queries of a tile and a tile of keys; 0 for keys that a query doesn't see.
+template <class T>
+void weights(const Saved<T>& saved, int64_t batch, int64_t head, int64_t query, int64_t rows,
+             const Seen& seen, const Operand<T>& q, const Operand<T>& d_o, const KeyTile<T>& keys, Rows<T> p,
+             Rows<T> ds) {
   const AttentionShape& s = saved.shape;
   const Decays decays{s, saved.visible};
-  const int64_t group = s.heads / s.key_heads;
-  for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-    clear(s.queries, rows_of(dq, batch, 0, head));
-    if (score_sums != nullptr) std::fill_n(score_sums + (batch * s.heads + head) * s.keys, s.keys, 0.0);
-  }
-  const int64_t keys = saved.visible.keys(batch);
-  for (int64_t first = 0; first < keys; first += tile_rows) {
-    const int64_t rows = std::min(tile_rows, keys - first);
-    const Rows<const T> k = rows_of(saved.k, batch, first, key_head);
-    const Rows<const T> v = rows_of(saved.v, batch, first, key_head);
-    const Rows<T> dk_rows = rows_of(dk, batch, first, key_head);
-    const Rows<T> dv_rows = rows_of(dv, batch, first, key_head);
-    clear(rows, dk_rows);
-    clear(rows, dv_rows);
-    alignas(64) T p[tile_rows * tile_columns];
-    alignas(64) T dp[tile_rows * tile_columns];
-
-    const auto seen = [&](int64_t j) { return saved.visible.queries_of(batch, first + j); };
-    for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-      for_each_tile(rows, seen, [&](const Tile& tile, int64_t query) {
-        const Rows<const T> q = rows_of(saved.q, batch, query, head);
-        const Rows<const T> d_o = rows_of(saved.d_o, batch, query, head);
-        const int64_t column = saved.row(batch, head, query);
-        const T* const maximum = saved.maximum + column;
-        const T* const inverse_sum = saved.inverse_sum + column;
-        const T* const slope = saved.slope + column;
-        const T* const delta = saved.delta + column;
-        dot_seen(tile, T(s.scale), k, q, p);
-        dot_seen(tile, T(1), v, d_o, dp);
-        for_each_seen(tile, p, [&](int64_t j, int64_t begin, int64_t end) {
-          T* const score = p + j * tile_columns;
-          T* const ds = dp + j * tile_columns;
-          if (s.decay != nullptr) {
-            const double mine = decays.of_key(batch, head, first + j);
-            const double* const theirs = decays.of_queries(batch, head, query);
-            for (int64_t i = tile.seen[j].begin; i < tile.seen[j].end; ++i) {
-              score[i] += static_cast<T>(theirs[i] - mine);
-            }
-          }
-          for (int64_t i = begin; i < end; ++i) {
-            const T e = vector_exp(score[i] - maximum[i]);
-            score[i] = inverse_sum[i] * e;
-            ds[i] = slope[i] * e * (ds[i] - delta[i]);
-          }
-        });
-        for (int64_t j = 0; score_sums != nullptr && j < rows; ++j) {
-          double& total =
-              score_sums[(batch * s.heads + head) * s.keys + saved.visible.place_of(batch, first + j)];
-          for (int64_t i = tile.seen[j].begin; i < tile.seen[j].end; ++i) total += dp[j * tile_columns + i];
+  double key_decays[tile_columns];
+  decays.of_keys(batch, head, keys.first, keys.count, key_decays);
+  for_each_block<T>(rows, [&](Range block) {
+    const Range any = seen_by_any(seen, block);
+    if (any.begin < any.end) {
+      const int64_t count = block.end - block.begin;
+      dot_products(count, any, T(s.scale), q.rows.from(block.begin), keys.k_columns, p.from(block.begin));
+      dot_products(count, any, T(1), d_o.rows.from(block.begin), keys.v_columns, ds.from(block.begin));
+    }
+    for (int64_t i = block.begin; i < block.end; ++i) {
+      decays.add(batch, head, query + i, key_decays, seen[i], p[i]);
+      for_seen(seen[i], p[i], [&](int64_t begin, int64_t end) {
+        const int64_t row = saved.row(batch, head, query + i);
+        const T maximum = saved.maximum[row], inverse_sum = saved.inverse_sum[row];
+        const T slope = saved.slope[row], delta = saved.delta[row];
+        T *const score = p[i], *const slopes = ds[i];
+        for (int64_t j = begin; j < end; ++j) {
+          const T e = vector_exp(score[j] - maximum);
+          score[j] = inverse_sum * e;
+          slopes[j] = slope * e * (slopes[j] - delta);
         }
-        add_seen(tile, T(1), p, d_o, dv_rows);
-        add_seen(tile, T(s.scale), dp, q, dk_rows);
-        add_seen_by(tile, T(s.scale), dp, k, rows_of(dq, batch, query, head));
+      });
+      clear_unseen(seen[i], tile_columns, p[i]);
+      clear_unseen(seen[i], tile_columns, ds[i]);
+    }
+  });
+}
+
+/// The gradients of one head's queries, and its part of those of its key head: tiles of keys against the
+/// queries that see them.
+template <class T>
+void backward_head(const Saved<T>& saved, int64_t batch, int64_t head, Heads<T> dq, Heads<T> dk, Heads<T> dv,
+                   double* score_sums, T* memory) {
+  const AttentionShape& s = saved.shape;
+  const BackwardRoom<T> room(s, memory);
+  const bool lays_out = s.queries >= least_rows_to_lay_out;
+  const int64_t key_head = head / (s.heads / s.key_heads);
+  const Operand<T> q(s.queries, s.key_dim, rows_of(saved.q, batch, 0, head), room.q);
+  const Operand<T> d_o(s.queries, s.value_dim, rows_of(saved.d_o, batch, 0, head), room.d_o);
+  clear(s.queries, room.dq.stride, room.dq);
+  if (score_sums != nullptr) std::fill_n(score_sums + (batch * s.heads + head) * s.keys, s.keys, 0.0);
+  const int64_t all_keys = saved.visible.keys(batch);
+  for (int64_t key = 0; key < all_keys; key += tile_columns) {
+    const int64_t count = std::min(tile_columns, all_keys - key);
+    const Rows<const T> k = rows_of(saved.k, batch, key, key_head),
+                        v = rows_of(saved.v, batch, key, key_head);
+    const KeyTile<T> keys{.first = key,
+                          .count = count,
+                          .k_columns{count, s.key_dim, k, lays_out ? room.k_columns : nullptr},
+                          .v_columns{count, s.value_dim, v, lays_out ? room.v_columns : nullptr},
+                          .k{count, s.key_dim, k, room.k}};
+    clear(count, room.dk.stride, room.dk);
+    clear(count, room.dv.stride, room.dv);
+    Seen queries;
+    for (int64_t j = 0; j < count; ++j) queries[j] = saved.visible.queries_of(batch, key + j);
+    const int64_t end = queries[count - 1].end;
+    for (int64_t query = queries[0].begin; query < end; query += tile_rows) {
+      const int64_t rows = std::min(tile_rows, end - query);
+      const Seen seen_by = part_of(queries, count, query, rows);
+      const Seen seen = transposed(seen_by, count, rows);
+      weights(saved, batch, head, query, rows, seen, q.from(query), d_o.from(query), keys, room.p, room.ds);
+      for (int64_t i = 0; score_sums != nullptr && i < rows; ++i) {
+        double* const sums = score_sums + (batch * s.heads + head) * s.keys;
+        for (int64_t j = seen[i].begin; j < seen[i].end; ++j)
+          sums[saved.visible.place_of(batch, key + j)] += room.ds[i][j];
+      }
+      for_each_block<T>(count, [&](Range block) {
+        const T *const p = room.p.data + block.begin, *const ds = room.ds.data + block.begin;
+        add_seen<T>(seen_by, block, 1, {p, 1, tile_columns}, d_o.from(query), room.dv);
+        add_seen<T>(seen_by, block, T(s.scale), {ds, 1, tile_columns}, q.from(query), room.dk);
+      });
+      for_each_block<T>(rows, [&](Range block) {
+        add_seen<T>(seen, block, T(s.scale), {room.ds[block.begin], tile_columns, 1}, keys.k,
+                    room.dq.from(query));
       });
     }
+    const Rows<T> dk_rows = rows_of(dk, batch, key, key_head), dv_rows = rows_of(dv, batch, key, key_head);
+    for (int64_t j = 0; j < count; ++j) {
+      add_scaled(s.key_dim, T(1), room.dk[j], dk_rows[j]);
+      add_scaled(s.value_dim, T(1), room.dv[j], dv_rows[j]);
+    }
   }
+  const Rows<T> dq_rows = rows_of(dq, batch, 0, head);
+  for (int64_t i = 0; i < s.queries; ++i) std::copy_n(room.dq[i], s.key_dim, dq_rows[i]);
 }
 
 }  // namespace
@@ -513,8 +640,14 @@ void attention_backward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<co
                        .delta = delta.data()};
   const Heads<T> dk_kept = visible.kept(dk, dk_copy.data());
   const Heads<T> dv_kept = visible.kept(dv, dv_copy.data());
+  ThreadRoom<T> room(BackwardRoom<T>::size(s));
+  const int64_t group = s.heads / s.key_heads;
   parallel_tasks(s.batch * s.key_heads, [&](int64_t index) {
-    backward_head(saved, index / s.key_heads, index % s.key_heads, dq, dk_kept, dv_kept, score_sums);
+    const int64_t batch = index / s.key_heads, key_head = index % s.key_heads;
+    clear(visible.keys(batch), s.key_dim, rows_of(dk_kept, batch, 0, key_head));
+    clear(visible.keys(batch), s.value_dim, rows_of(dv_kept, batch, 0, key_head));
+    for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
+      backward_head(saved, batch, head, dq, dk_kept, dv_kept, score_sums, room.mine());
   });
   visible.scatter(dk_kept, dk);
   visible.scatter(dv_kept, dv);

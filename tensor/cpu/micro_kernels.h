@@ -8,10 +8,12 @@ namespace mixgrad {
 
 /// Lines of a matrix: element p of line i is data[i * line + p * depth]. A's lines are its rows, B's its
 /// columns, and `depth` runs along what the product sums over.
-struct MatrixLines {
-  const float* data;
+template <class T>
+struct Lines {
+  const T* data;
   int64_t line, depth;
 };
+using MatrixLines = Lines<float>;
 
 /// The kernels for one instruction set.
 struct MicroKernels {
