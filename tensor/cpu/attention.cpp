@@ -187,15 +187,19 @@ void for_each_block(int64_t count, const Body& body) {
 }
 
 /// Tokens of one head, [tokens, width], as the second operand of products: whole panels beside each other.
+/// For few rows of a product the tokens as they lie.
 template <class T>
 struct Operand {
   Rows<const T> rows;
   int64_t width;
+  bool laid_out;
 
-  /// Copies x [tokens, width]. Zeros fill the last panel, and the gap between rows is one at which they don't
-  /// evict each other.
+  /// Copies x [tokens, width], unless there is no room. Zeros fill the last panel, and the gap between rows
+  /// is one at which they don't evict each other.
   Operand(int64_t tokens, int64_t width, Rows<const T> x, T* room)
-      : rows{room, room_size(1, width)}, width(width) {
+      : rows(x), width(width), laid_out(room != nullptr) {
+    if (!laid_out) return;
+    rows = {room, room_size(1, width)};
     for (int64_t t = 0; t < tokens; ++t) {
       T* const to = room + t * rows.stride;
       std::copy_n(x[t], width, to);
@@ -257,22 +261,31 @@ void dot_products(int64_t rows, Range columns, T factor, Rows<const T> a, const 
 }
 
 /// y[i] += factor * sum over p that row i sees of weights(i, p) x[p], for a block of rows; the weights' lines
-/// are these rows, with 0 for what a row doesn't see.
+/// are these rows, with 0 for what a row doesn't see, and contiguous where x isn't laid out.
 template <class T>
 void add_seen(const Seen& seen, Range rows, T factor, Lines<T> weights, const Operand<T>& x, Rows<T> y) {
   const Range any = seen_by_any(seen, rows);
   if (any.begin >= any.end) return;
   const Range all{seen[rows.end - 1].begin, seen[rows.begin].end};  // what each of them sees, or end < begin
+  const auto others_are_finite = [&] {
+    return all.begin <= all.end ? x.finite(any.begin, all.begin) && x.finite(all.end, any.end)
+                                : x.finite(any.begin, any.end);
+  };
   // 0 times what isn't finite would be NaN: then each row goes alone, over what it sees.
-  const bool together = all.begin <= all.end ? x.finite(any.begin, all.begin) && x.finite(all.end, any.end)
-                                             : x.finite(any.begin, any.end);
+  const bool together = x.laid_out && others_are_finite();
   const int64_t step = together ? rows.end - rows.begin : 1;
   for (int64_t i = rows.begin; i < rows.end; i += step) {
     const Range depth = together ? any : seen[i];
+    const int64_t terms = depth.end - depth.begin;
     const T* const a = weights.data + (i - rows.begin) * weights.line + depth.begin * weights.depth;
+    if (!x.laid_out) {
+      tile_gemm({.m = 1, .n = x.width, .k = terms, .ldb = x.rows.stride}, factor, a, x.rows[depth.begin],
+                T(1), y[i]);
+      continue;
+    }
     for (int64_t c = 0; c < x.width; c += panel_size<T>().columns) {
-      multiply_panel(step, depth.end - depth.begin, factor, {a, weights.line, weights.depth},
-                     x.rows[depth.begin] + c, x.rows.stride, y[i] + c, y.stride, true);
+      multiply_panel(step, terms, factor, {a, weights.line, weights.depth}, x.rows[depth.begin] + c,
+                     x.rows.stride, y[i] + c, y.stride, true);
     }
   }
 }
@@ -412,7 +425,7 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
     const Operand<T> q_rows(task.rows, s.key_dim, rows_of(q, task.batch, task.first, task.head),
                             tiles.vector(q_room));
     T* const k_panels = lays_out ? tiles.vector(k_room) : nullptr;
-    T* const v_copied = tiles.vector(v_room);
+    T* const v_rows = lays_out ? tiles.vector(v_room) : nullptr;
     const RunningSoftmax<T> softmax{maximum + row, sum + row, tiles.matrix(task_rows, o_width), s.value_dim};
     std::fill_n(softmax.maximum, task.rows, std::numeric_limits<T>::lowest());
     std::fill_n(softmax.sum, task.rows, T(0));
@@ -425,7 +438,7 @@ void attention_forward(Cpu, const AttentionShape& s, Heads<const T> q, Heads<con
       const int64_t columns = std::min(forward_columns, end - key);
       const Seen seen = part_of(all, task.rows, key, columns);
       const Columns<T> k_tile(columns, s.key_dim, rows_of(k, task.batch, key, key_head), k_panels);
-      const Operand<T> v_tile(columns, s.value_dim, rows_of(v, task.batch, key, key_head), v_copied);
+      const Operand<T> v_tile(columns, s.value_dim, rows_of(v, task.batch, key, key_head), v_rows);
       double key_decays[forward_columns];
       decays.of_keys(task.batch, task.head, key, columns, key_decays);
       for_each_block<T>(task.rows, [&](Range rows) {
