@@ -106,6 +106,9 @@ std::vector<GemmShape> shapes() {
                                                                   {64, 64, 64},
                                                                   {29, 96, 385},
                                                                   {131, 70, 37},
+                                                                  {45, 100, 128},
+                                                                  {112, 64, 129},
+                                                                  {113, 64, 30},
                                                                   {300, 260, 20},
                                                                   {70, 288, 770}}) {
     for (const Transpose a : {Transpose::no, Transpose::yes}) {
