@@ -1,4 +1,4 @@
-// Matrix products on the CPU: our own for float, OpenBLAS's for double and for products of very few rows.
+// Matrix products on the CPU: our own for float, OpenBLAS's for double and for products of very few columns.
 #include "tensor/kernels/gemm.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include "tensor/cpu/bf16_gemm.h"
 #include "tensor/cpu/blas.h"
 #include "tensor/cpu/epilogue.h"
+#include "tensor/cpu/few_rows_gemm.h"
 #include "tensor/cpu/packed_gemm.h"
 #include "tensor/cpu/reduce.h"
 #include "tensor/cpu/tile_gemm.h"
@@ -23,7 +24,7 @@ GemmShape with_strides(GemmShape s) {
   return s;
 }
 
-/// Our kernels compute whole panels of columns, and packing one is paid back by several rows.
+/// Our packed kernels compute whole panels of columns, and packing one is paid back by several rows.
 bool blas_is_faster(const GemmShape& s) { return s.m < 4 || 4 * s.n < 3 * micro_kernels().columns; }
 
 // Tiles of OpenBLAS's products, each by one thread, so that the result does not depend on how many there are:
@@ -66,7 +67,13 @@ void set_matrix_precision(MatrixPrecision precision, Device device) {
 template <>
 void tile_gemm(const GemmShape& shape, float alpha, const float* a, const float* b, float beta, float* c) {
   const GemmShape s = with_strides(shape);
-  blas_is_faster(s) ? blas_gemm(s, alpha, a, b, beta, c) : packed_tile_gemm(s, alpha, a, b, beta, c);
+  if (has_few_rows(s)) {
+    few_rows_tile_gemm(s, alpha, a, b, beta, c);
+  } else if (blas_is_faster(s)) {
+    blas_gemm(s, alpha, a, b, beta, c);
+  } else {
+    packed_tile_gemm(s, alpha, a, b, beta, c);
+  }
 }
 
 template <>
@@ -79,7 +86,9 @@ template <>
 void gemm(Cpu, GemmShape shape, float alpha, const float* a, const float* b, float beta, float* c,
           const Epilogue<float>& epilogue) {
   const GemmShape s = with_strides(shape);
-  if (blas_is_faster(s)) {
+  if (has_few_rows(s)) {
+    few_rows_gemm(s, alpha, a, b, beta, c, epilogue);
+  } else if (blas_is_faster(s)) {
     tiled_blas_gemm(s, alpha, a, b, beta, c, epilogue);
   } else if (matrix_precision() == MatrixPrecision::bfloat16 && bf16_kernels() != nullptr) {
     bf16_gemm(*bf16_kernels(), s, alpha, a, b, beta, c, epilogue);

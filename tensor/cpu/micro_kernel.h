@@ -8,18 +8,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "tensor/cpu/few_rows_kernel.h"
 #include "tensor/cpu/micro_kernels.h"
+#include "tensor/cpu/vector_register.h"
 
 namespace mixgrad {
 namespace {
-
-/// A vector register of so many bytes; Loose: the same anywhere in memory.
-template <int bytes>
-struct Register {
-  typedef float Vector __attribute__((vector_size(bytes)));
-  typedef float Loose __attribute__((vector_size(bytes), aligned(4), may_alias));
-  static constexpr int lanes = bytes / 4;
-};
 
 /// MicroKernels::multiply for `rows` rows. Two registers wide: each element of A is loaded once for two
 /// multiply-adds.
@@ -107,7 +101,8 @@ constexpr std::array<MicroKernels::Multiply, sizeof...(counts)> multiply_by_rows
 /// The kernels for registers of so many bytes, with up to `rows` rows.
 template <int bytes, int rows>
 constexpr MicroKernels make_micro_kernels(const char* name) {
-  MicroKernels kernels{name, rows, 2 * Register<bytes>::lanes, {}, pack_transposed<bytes>};
+  MicroKernels kernels{
+      name, rows, 2 * Register<bytes>::lanes, {}, pack_transposed<bytes>, multiply_few_rows<bytes>};
   const auto by_rows = multiply_by_rows<bytes>(std::make_integer_sequence<int, rows>());
   for (int i = 0; i < rows; ++i) kernels.multiply[i] = by_rows[i];
   return kernels;

@@ -15,6 +15,16 @@ struct Lines {
 };
 using MatrixLines = Lines<float>;
 
+/// C [rows, columns] = alpha sum over p of a(i, p) b(j, p) + beta C, where beta = 0 ignores what C held.
+struct FewRows {
+  int64_t columns, depth;
+  float alpha;
+  MatrixLines a, b;  // one stride of b is 1, and where it is b's line is not, a's depth is 1, too
+  float beta;
+  float* c;
+  int64_t ldc;
+};
+
 /// The kernels for one instruction set.
 struct MicroKernels {
   static constexpr int most_rows = 14;
@@ -31,6 +41,8 @@ struct MicroKernels {
   std::array<Multiply, most_rows> multiply;
   /// packed [depth, this->columns] from `columns` lines b[j * stride + p]; the columns beyond them become 0.
   void (*pack_transposed)(int64_t columns, int64_t depth, const float* b, int64_t stride, float* packed);
+  /// A product of few rows, which packs nothing.
+  void (*multiply_few_rows)(int64_t rows, FewRows product);
 };
 
 /// Null where this build or this CPU lacks the instructions.

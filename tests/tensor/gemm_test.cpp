@@ -98,8 +98,14 @@ std::vector<GemmShape> shapes() {
   std::vector<GemmShape> all;
   for (const auto [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
                                                                   {1, 40, 9},
+                                                                  {1, 70, 131},
+                                                                  {2, 129, 64},
+                                                                  {3, 3, 35},
+                                                                  {3, 300, 770},
                                                                   {4, 32, 0},
                                                                   {5, 7, 3},
+                                                                  {6, 141, 20},
+                                                                  {7, 64, 17},
                                                                   {13, 31, 17},
                                                                   {14, 32, 16},
                                                                   {15, 33, 65},
@@ -161,7 +167,7 @@ TEST_CASE("tensor/gemm: every shape and layout gives the sum of products with ev
 }
 
 TEST_CASE("tensor/gemm: small products do not fall back where our kernels are meant") {
-  // The same shapes straight through our own kernels, which gemm() leaves to OpenBLAS where rows are few.
+  // The same shapes straight through our packed kernels, which gemm() leaves to others where rows are few.
   for_each_kernels([] {
     for (const GemmShape& s : shapes()) {
       Case<float> tile(s, 0.0f);
@@ -176,7 +182,7 @@ TEST_CASE("tensor/gemm: the epilogue comes after the whole sum and once") {
     using T = decltype(type);
     // One depth block and several, one task and several.
     for (const auto [m, n, k] :
-         std::vector<std::array<int64_t, 3>>{{3, 5, 2}, {100, 130, 800}, {17, 1600, 30}}) {
+         std::vector<std::array<int64_t, 3>>{{3, 5, 2}, {5, 300, 500}, {100, 130, 800}, {17, 1600, 30}}) {
       CAPTURE(m);
       Case<T> plain({.m = m, .n = n, .k = k, .lda = k, .ldb = n, .ldc = n}, T(0));
       gemm(Cpu{}, plain.s, T(1), plain.a.data(), plain.b.data(), T(0), plain.c.data());
@@ -205,10 +211,14 @@ TEST_CASE("tensor/gemm: any number of threads gives the same bits") {
   for_each_kernels([] {
     check_same_with_any_threads([] {
       std::vector<double> all;
-      for (const Transpose a : {Transpose::no, Transpose::yes}) {
-        Case<float> product({.m = 333, .n = 129, .k = 500, .a = a, .lda = 500, .ldb = 129, .ldc = 129}, 0.0f);
-        gemm(Cpu{}, product.s, 1.0f, product.a.data(), product.b.data(), 0.0f, product.c.data());
+      const auto add = [&](const GemmShape& s) {
+        Case<float> product(s, 0.0f);
+        gemm(Cpu{}, s, 1.0f, product.a.data(), product.b.data(), 0.0f, product.c.data());
         all.insert(all.end(), product.c.begin(), product.c.end());
+      };
+      for (const Transpose t : {Transpose::no, Transpose::yes}) {
+        add({.m = 333, .n = 129, .k = 500, .a = t, .lda = 500, .ldb = 129, .ldc = 129});
+        add({.m = 5, .n = 450, .k = 500, .b = t, .lda = 500, .ldb = 500, .ldc = 450});
       }
       return all;
     });
@@ -216,15 +226,17 @@ TEST_CASE("tensor/gemm: any number of threads gives the same bits") {
 }
 
 TEST_CASE("tensor/gemm: what is not finite stays in its row and column") {
-  Case<float> product({.m = 20, .n = 40, .k = 50, .lda = 50, .ldb = 40, .ldc = 40}, 0.0f);
-  product.a[3 * 50 + 7] = std::numeric_limits<float>::infinity();
-  product.b[9 * 40 + 33] = std::numeric_limits<float>::quiet_NaN();
-  for_each_kernels([&] {
-    gemm(Cpu{}, product.s, 1.0f, product.a.data(), product.b.data(), 0.0f, product.c.data());
-    for (int64_t i = 0; i < 20; ++i) {
-      for (int64_t j = 0; j < 40; ++j) CHECK(std::isfinite(product.c[i * 40 + j]) == (i != 3 && j != 33));
-    }
-  });
+  for (const int64_t m : {5, 20}) {
+    Case<float> product({.m = m, .n = 40, .k = 50, .lda = 50, .ldb = 40, .ldc = 40}, 0.0f);
+    product.a[3 * 50 + 7] = std::numeric_limits<float>::infinity();
+    product.b[9 * 40 + 33] = std::numeric_limits<float>::quiet_NaN();
+    for_each_kernels([&] {
+      gemm(Cpu{}, product.s, 1.0f, product.a.data(), product.b.data(), 0.0f, product.c.data());
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < 40; ++j) CHECK(std::isfinite(product.c[i * 40 + j]) == (i != 3 && j != 33));
+      }
+    });
+  }
 }
 
 namespace {
