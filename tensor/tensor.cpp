@@ -1,6 +1,7 @@
 #include "tensor/tensor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numbers>
 
@@ -10,6 +11,15 @@
 #include "tensor/measure.h"
 
 namespace mixgrad {
+
+namespace {
+
+uint64_t next_stamp() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
 
 struct Tensor::Storage {
   Storage(int64_t size, Device where)
@@ -22,6 +32,7 @@ struct Tensor::Storage {
   Allocator& allocator;
   int64_t bytes;
   void* data;
+  std::atomic<uint64_t> stamp{next_stamp()};  // several threads may write parts of it
 };
 
 namespace {
@@ -107,6 +118,15 @@ bool Tensor::is_contiguous() const {
   return true;
 }
 
+uint64_t Tensor::stamp() const {
+  check(defined(), "[tensor] an undefined tensor has no stamp");
+  return storage_->stamp.load(std::memory_order_relaxed);
+}
+
+void Tensor::mark_written() {
+  if (defined()) storage_->stamp.store(next_stamp(), std::memory_order_relaxed);
+}
+
 void* Tensor::address(DType expected) const {
   check(defined(), "[tensor] the values of an undefined tensor were asked for");
   check(dtype_ == expected, "[tensor] holds ", dtype_, " but ", expected, " was expected");
@@ -168,6 +188,7 @@ Tensor Tensor::to(Device where) const {
 void Tensor::copy_from(const Tensor& source) {
   check(source.shape_ == shape_ && source.dtype_ == dtype_, "[tensor] copy of ", source.shape_, " ",
         source.dtype_, " into ", shape_, " ", dtype_);
+  mark_written();
   if (is_contiguous() && source.is_contiguous()) {
     copy_bytes(device(), address(dtype_), source.device(), source.address(dtype_), bytes());
   } else if (source.device() == device()) {

@@ -53,10 +53,17 @@ class Tensor {
   /// No other handle shares the storage, so that writing into it surprises nobody.
   bool is_sole_owner() const { return storage_.use_count() == 1; }
 
+  /// A number that no other storage has had, and that is another one after each time that the values could be
+  /// written, by any handle: what has been computed from them is right while it stays. A pointer to the
+  /// values counts when it is asked for, so it must not be kept for writing later. The tensor must be
+  /// defined.
+  uint64_t stamp() const;
+
   /// The first of contiguous elements. Throws Error when T isn't the element type, and for a view whose
   /// elements do not follow each other: what reads it as if they did would go wrong in silence.
   template <class T>
   T* data() {
+    mark_written();
     return const_cast<T*>(std::as_const(*this).data<T>());
   }
   template <class T>
@@ -80,7 +87,10 @@ class Tensor {
   }
 
   /// The first byte of the values, whatever their type: for copies, and for reading and writing files.
-  void* raw_data() { return address(dtype_); }
+  void* raw_data() {
+    mark_written();
+    return address(dtype_);
+  }
   const void* raw_data() const { return address(dtype_); }
 
   /// A view with another shape of as many elements; the tensor must be contiguous.
@@ -109,6 +119,7 @@ class Tensor {
   struct Storage;
 
   void* address(DType expected) const;
+  void mark_written();
   void copy_in(const void* values);
   void copy_strided_from(const Tensor& source);
 

@@ -1,14 +1,19 @@
 #include "autograd/ops/gma.h"
 
 #include "autograd/ops/elementwise.h"
-#include "autograd/ops/gmm.h"
 
 namespace mixgrad {
 
 Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Variable& mean,
                const Variable& omega, const Variable& alpha, const GmaOptions& options,
                const Tensor& key_mask, const Variable& initial_state, const Variable& initial_normaliser) {
-  const GmmParameters mixture = gmm_parameters(omega, alpha, options.floor);
+  return gma(q, k, v, mean, gmm_parameters(omega, alpha, options.floor), options, key_mask, initial_state,
+             initial_normaliser);
+}
+
+Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Variable& mean,
+               const GmmParameters& mixture, const GmaOptions& options, const Tensor& key_mask,
+               const Variable& initial_state, const Variable& initial_normaliser) {
   const Variable read = gmm_posterior(q, mean, mixture.variance, mixture.log_prior);   // [B, T, H, K]
   const Variable write = gmm_posterior(k, mean, mixture.variance, mixture.log_prior);  // [B, Tk, H, K]
   // Both are masked, by selection: 0 times a value that is not finite would still be written.

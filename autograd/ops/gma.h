@@ -1,6 +1,7 @@
 // Gaussian Mixture Attention.
 #pragma once
 
+#include "autograd/ops/gmm.h"
 #include "autograd/ops/recurrence.h"
 
 namespace mixgrad {
@@ -32,6 +33,11 @@ Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Va
                const Variable& omega, const Variable& alpha, const GmaOptions& options,
                const Tensor& key_mask = {}, const Variable& initial_state = {},
                const Variable& initial_normaliser = {});
+
+/// The same with variances and priors as gmm_parameters() gives them; without a use for options.floor.
+Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Variable& mean,
+               const GmmParameters& mixture, const GmaOptions& options, const Tensor& key_mask = {},
+               const Variable& initial_state = {}, const Variable& initial_normaliser = {});
 
 std::vector<GradCase> gma_cases(CaseInputs& inputs);
 

@@ -237,6 +237,50 @@ TEST_CASE("tensor/error: checks throw the kind and the words that they are given
   CHECK(join({}) == "");
 }
 
+TEST_CASE("tensor/tensor: a stamp changes with every way to write and with nothing else") {
+  for (const Device device : available_devices()) {
+    Tensor x = Tensor::zeros({2, 3}, DType::float32, device);
+    const Tensor source = Tensor::full({2, 3}, 1, DType::float32);
+    uint64_t before = x.stamp();
+    const auto changed = [&](const Tensor& tensor) {
+      const bool is_new = tensor.stamp() != before;
+      before = tensor.stamp();
+      return is_new;
+    };
+    Tensor other = x, view = x.narrow(0, 1, 1), flat = x.reshape({6});
+    CHECK_FALSE(changed(x));
+    x.data<float>();
+    CHECK(changed(x));
+    x.data_or_null<float>();
+    CHECK(changed(x));
+    x.raw_data();
+    CHECK(changed(x));
+    x.fill(2);
+    CHECK(changed(x));
+    x.copy_from(source);
+    CHECK(changed(x));
+    x.narrow(1, 0, 2).copy_from(source.narrow(1, 0, 2));  // with strides
+    CHECK(changed(x));
+    other.fill(3);
+    CHECK(changed(x));
+    view.data<float>();
+    CHECK(changed(x));
+    flat.raw_data();
+    CHECK(changed(x));
+    const Tensor& read = x;
+    read.data<float>();
+    read.raw_data();
+    read.strided_data<float>();
+    read.to_vector();
+    read.clone();
+    CHECK_FALSE(changed(x));
+    CHECK(changed(x.clone()));
+    const uint64_t freed = Tensor::zeros({2, 3}, DType::float32, device).stamp();
+    CHECK(Tensor::zeros({2, 3}, DType::float32, device).stamp() != freed);  // in the same memory
+  }
+  CHECK_THROWS_AS(Tensor().stamp(), Error);
+}
+
 TEST_CASE("tensor/error: the nearest word is a likely typo or none") {
   const std::vector<std::string> words = {"learning_rate", "batch", "context", "width"};
   CHECK(nearest("learning_rte", words) == "learning_rate");

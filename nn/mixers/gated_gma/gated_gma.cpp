@@ -1,7 +1,6 @@
 // Gaussian Mixture Attention that forgets: slots with a decay, a short convolution before and a gate behind.
 // Derivation in gated_gma.md.
 #include "autograd/ops/elementwise.h"
-#include "autograd/ops/gmm.h"
 #include "nn/mixers/gma/mixture.h"
 #include "nn/recurrent_mixer.h"
 
@@ -59,12 +58,12 @@ class GatedGma final : public RecurrentMixer {
 
   Tensor key_responsibilities(const Variable& x) override {
     const NoGrad no_grad;
-    return posterior(gmm_parameters(mixture_.omega, mixture_.alpha, 1e-4), keys(x)).value();
+    return posterior(mixture_.parameters(), keys(x)).value();
   }
 
  private:
   Recurrence recur(const Operands& in) override {
-    const GmmParameters mixture = gmm_parameters(mixture_.omega, mixture_.alpha, 1e-4);
+    const GmmParameters mixture = mixture_.parameters();
     const Variable q = posterior(mixture, in.q), k = posterior(mixture, in.k);  // [B, T, H, K]
     const Variable log_decay = decay_.forward(in.input.x);                      // [B, T, H]
     if (read_ == Read::slots) return read_slots(q, k, log_decay, in);

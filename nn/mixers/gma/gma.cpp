@@ -2,7 +2,6 @@
 // written and read. Derivation and references in gma.md.
 #include "autograd/ops/gma.h"
 
-#include "autograd/ops/gmm.h"
 #include "nn/mixers/gma/mixture.h"
 #include "nn/recurrent_mixer.h"
 
@@ -46,14 +45,15 @@ class Gma final : public RecurrentMixer {
 
   Tensor key_responsibilities(const Variable& x) override {
     const NoGrad no_grad;
-    return gmm_responsibilities(routed(keys(x)), mixture_.mean, mixture_.omega, mixture_.alpha).value();
+    const GmmParameters mixture = mixture_.parameters();
+    return gmm_posterior(routed(keys(x)), mixture_.mean, mixture.variance, mixture.log_prior).value();
   }
 
  private:
   Recurrence recur(const Operands& in) override {
     const GmaOptions options{
         .causal = in.input.causal, .final_state = in.input.state != nullptr, .documents = in.input.documents};
-    return gma(routed(in.q), routed(in.k), in.v, mixture_.mean, mixture_.omega, mixture_.alpha, options,
+    return gma(routed(in.q), routed(in.k), in.v, mixture_.mean, mixture_.parameters(), options,
                in.input.key_mask, in.state, in.normaliser);
   }
 

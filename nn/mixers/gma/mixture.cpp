@@ -34,4 +34,8 @@ GaussianMixture::GaussianMixture(const MixerConfig& config, Initialiser& initial
   alpha = initialiser.constant({config.heads, components}, 0);
 }
 
+GmmParameters GaussianMixture::parameters() {
+  return parameters_.get({omega, alpha}, [&] { return gmm_parameters(omega, alpha, 1e-4); });
+}
+
 }  // namespace mixgrad

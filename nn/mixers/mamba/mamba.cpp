@@ -1,6 +1,7 @@
 // Mamba: a selective state space model of which each channel has a state of its own. Derivation in mamba.md.
 #include <cmath>
 
+#include "autograd/kept.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/linear.h"
 #include "autograd/ops/scan.h"
@@ -64,7 +65,7 @@ class Mamba final : public Mixer {
     const Variable u = conv_.forward(x_.forward(input.x), state != nullptr ? &state->tensors[1] : nullptr,
                                      input.documents);  // [B, T, di]
     const Variable delta = softplus(linear(step_down_.forward(u), step_up_, step_bias_));
-    const Variable A = scale(exp(A_log_), -1);
+    const Variable A = A_.get({A_log_}, [&] { return scale(exp(A_log_), -1); });
     const Variable before = state != nullptr ? Variable(state->tensors[0]) : Variable();
     const Scan scan = selective_scan(u, delta, A, B_.forward(u), C_.forward(u), D_, before, state != nullptr,
                                      input.documents);
@@ -100,6 +101,7 @@ class Mamba final : public Mixer {
   Variable step_up_;    // [di, R]
   Variable step_bias_;  // [di]
   Variable A_log_;      // [di, N]
+  Kept<Variable> A_;    // -exp(A_log)
   Variable D_;          // [di]
   Linear out_;
 };
