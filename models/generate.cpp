@@ -43,9 +43,7 @@ namespace {
 
 /// Reads tokens behind the state; the logits after the last one.
 std::vector<double> read(LanguageModel& model, const std::vector<int32_t>& ids, LanguageModelState& state) {
-  const auto length = static_cast<int64_t>(ids.size());
-  const Tensor logits = model.logits(Tensor::from(ids, {1, length}), &state).value();
-  return logits.narrow(1, length - 1, 1).to_vector();
+  return model.next_logits(Tensor::from(ids, {1, static_cast<int64_t>(ids.size())}), state);
 }
 
 }  // namespace

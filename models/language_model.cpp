@@ -171,6 +171,13 @@ Variable LanguageModel::logits(const Tensor& ids, LanguageModelState* state, Gen
   return linear(features(ids, state, dropout), head_weight());
 }
 
+std::vector<double> LanguageModel::next_logits(const Tensor& ids, LanguageModelState& state) {
+  const NoGrad no_grad;
+  const Tensor all = features(ids, &state, nullptr).value();
+  const Variable last(all.narrow(1, all.shape()[1] - 1, 1).contiguous());  // [B, 1, D]
+  return linear(last, head_weight()).value().to_vector();
+}
+
 Variable LanguageModel::loss(const Tensor& ids, const Tensor& targets, Generator* dropout) {
   return linear_cross_entropy(features(ids, nullptr, dropout), head_weight(), targets);
 }

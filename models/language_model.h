@@ -85,6 +85,8 @@ class LanguageModel : public Module {
   /// Logits [B, T, V] of each next token. ids int32 [B, T], T at most what remains of a learned context.
   /// With a state, reads on behind it (under NoGrad). With a generator, dropout is active.
   Variable logits(const Tensor& ids, LanguageModelState* state = nullptr, Generator* dropout = nullptr);
+  /// Logits of the token behind the last of each text [B, V], read on behind the state, under NoGrad.
+  std::vector<double> next_logits(const Tensor& ids, LanguageModelState& state);
   /// Mean cross entropy in nats over the targets that are not -100. targets int32 [B, T].
   Variable loss(const Tensor& ids, const Tensor& targets, Generator* dropout = nullptr);
   /// The same as a sum, without a history and without dropout.

@@ -271,7 +271,7 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
     const std::map<std::string, std::map<std::string, std::string>> sizes = {
         {"step", {{"--layers", "1"}, {"--width", "24"}, {"--context", "8"}, {"--batch", "2"}}},
         {"mixers", {{"--lengths", "8,16"}, {"--head-size", "4"}, {"--one-by-one", "0"}}},
-        {"decode", {{"--lengths", "8,16"}, {"--head-size", "4"}}},
+        {"decode", {{"--lengths", "8,16"}, {"--layers", "1"}, {"--width", "24"}}},
         {"kernels", {{"--batch", "1"}, {"--context", "8"}}},
         {"gemm", {{"--shape", "8,8,8"}}},
         {"peaks", {}},
@@ -280,7 +280,8 @@ std::vector<std::string> made_small(std::vector<std::string> words) {
     set_option(words, "--seconds", "0");
     set_option(words, "--attempts", "1");
     if (!option_value(words, "--against", "").empty()) {  // PyTorch need not be here
-      set_option(words, "--against", "printf \"figure,ms\\nstep,1\\ncore gma T=16,1\\n\"");
+      set_option(words, "--against",
+                 "printf \"figure,ms\\nstep,1\\ncore gma T=16,1\\nmodel gma after 16 tokens,1\\n\"");
     }
   }
   if (program == "recall") {

@@ -403,8 +403,9 @@ TEST_CASE("train/bench mixers: a list of mixers with options and only what the f
 TEST_CASE("train/bench decode: every mixer appears and only the state of attention grows") {
   DecodeOptions options;
   options.lengths = "40,10";
-  options.heads = 2;
-  options.head_size = 4;
+  options.model.heads = 2;
+  options.model.width = 8;
+  options.model.layers = 1;
   options.mixers = "all";
   const Findings findings = measure_decode(options, briefly);
   check_times(findings.figures);
@@ -427,10 +428,12 @@ TEST_CASE("train/bench decode: work of a token and only what the filter wants") 
   DecodeOptions options;
   options.batch = 3;
   options.lengths = "10,600";
-  options.heads = 2;
-  options.head_size = 4;
+  options.model.heads = 2;
+  options.model.width = 8;
   options.mixers = "sdpa,sdpa(window=5)";
-  const Measuring later{0, [](const std::string& name) { return name.ends_with("after 600 tokens"); }};
+  const Measuring later{0, [](const std::string& name) {
+                          return name.starts_with("mixer") && name.ends_with("after 600 tokens");
+                        }};
   const Findings findings = measure_decode(options, later);
   REQUIRE(findings.figures.size() == 2);
   CHECK(names_of(findings.figures) ==
@@ -447,6 +450,48 @@ TEST_CASE("train/bench decode: work of a token and only what the filter wants") 
                                                             "mixer sdpa, parameters",
                                                             "mixer sdpa(window=5), state after 600 tokens",
                                                             "mixer sdpa(window=5), parameters"});
+}
+
+TEST_CASE("train/bench decode: a model reads its parameters and its state for every token") {
+  DecodeOptions options;
+  options.batch = 2;
+  options.lengths = "5,12";
+  options.mixers = "none";
+  options.model.layers = 2;
+  options.model.heads = 2;
+  options.model.width = 8;
+  options.model.vocabulary = 11;
+  for (const std::string positions : {"none", "learned"}) {
+    options.model.positions = positions;
+    options.model.pattern = "sdpa,gma";
+    const Findings findings = measure_decode(options, briefly);
+    check_times(findings.figures);
+    CHECK(names_of(findings.figures) ==
+          std::set<std::string>{"model sdpa,gma after 5 tokens", "model sdpa,gma after 12 tokens"});
+    const double parameters = value_of(findings.derived, "model sdpa,gma, parameters");
+    const double state = value_of(findings.derived, "model sdpa,gma, state after 12 tokens");
+    CHECK(state == 4 * 2 * (12 * 2 * 8 + 2 * 64 * (4 + 1)));  // keys and values; H K (d + 1) of each text
+    CHECK(findings.figures.back().bytes == 4 * parameters + state);
+    CHECK(findings.figures.back().tokens == 2);
+  }
+  options.model.pattern = "gma(components=3,routing=2)";
+  options.model.layers = 1;
+  options.model.ttt_tokens = 4;  // a model that learns while it reads decodes, too
+  CHECK(measure_decode(options, briefly).figures.size() == 2);
+}
+
+TEST_CASE("train/bench figure: bytes that are only read are held against the rate of reading") {
+  Peaks peaks;
+  peaks.flops_s = 1e9;
+  peaks.levels = {{"L2", 1000, 400, 200}, {"memory", 1 << 20, 100, 50}};
+  Figure figure;
+  figure.seconds = {10};
+  figure.bytes = 1000;
+  CHECK(share_of_peak(figure, peaks) == doctest::Approx(0.5));
+  figure.only_reads = true;
+  CHECK(share_of_peak(figure, peaks) == doctest::Approx(0.25));
+  figure.bytes = 4000;
+  CHECK(share_of_peak(figure, peaks) == doctest::Approx(4));
 }
 
 TEST_CASE("train/bench program: json holds machine and figures and the comparison with a peer") {
@@ -525,9 +570,9 @@ TEST_CASE("train/bench program: what can't be done is one line and exit code 2")
       {{"mixers", "--mixers", "gma(foo=1)"}, "foo"},
       {{"mixers", "--cores", "none", "--mixers", "none"}, "neither a core nor a mixer"},
       {{"decode", "--lengths", "0"}, "--lengths: '0'"},
-      {{"decode", "--heads", "0"}, "--heads: 0"},
+      {{"decode", "--heads", "0"}, "heads 0"},
       {{"decode", "--mixers", "linformer"}, "mixer linformer has no causal form"},
-      {{"decode", "--mixers", "none"}, "unknown mixer 'none'"},
+      {{"decode", "--mixer", "none"}, "unknown mixer 'none'"},
       {{"decode", "--mixers", "sdpa", "--filter", "no such figure", "--seconds", "0"},
        "no figure of 'decode' matches 'no such figure'"},
       {small_step + std::vector<std::string>{"--filter", "no such figure"},

@@ -27,7 +27,8 @@ Spread spread_of(std::vector<double> values) {
 
 double share_of_peak(const Figure& figure, const Peaks& peaks) {
   const double arithmetic = figure.flops / peaks.flops_s;
-  const double memory = figure.bytes / peaks.copy_bytes_s(figure.bytes);
+  const MemoryLevel& level = peaks.level_of(figure.bytes);
+  const double memory = figure.bytes / (figure.only_reads ? level.read_bytes_s : level.copy_bytes_s);
   return std::max(arithmetic, memory) / figure.median_seconds();
 }
 

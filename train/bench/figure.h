@@ -24,8 +24,9 @@ struct Figure {
   std::vector<double> seconds;  // of each call
   double flops = 0;             // of one call; 0: not counted
   double bytes = 0;             // that one call must move, operands read and results written; 0: not counted
-  int64_t tokens = 0;           // that one call is about; 0: none
-  int64_t peak_bytes = 0;       // most memory that the process held; 0: not measured
+  bool only_reads = false;  // hardly any of them are written: the peak is the rate of reading, not copying
+  int64_t tokens = 0;       // that one call is about; 0: none
+  int64_t peak_bytes = 0;   // most memory that the process held; 0: not measured
 
   double median_seconds() const { return spread_of(seconds).median; }
 };

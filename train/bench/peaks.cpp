@@ -147,11 +147,11 @@ int64_t cache_bytes(int name, int64_t otherwise) {
 
 }  // namespace
 
-double Peaks::copy_bytes_s(double bytes) const {
+const MemoryLevel& Peaks::level_of(double bytes) const {
   for (const MemoryLevel& level : levels) {
-    if (bytes <= 2 * static_cast<double>(level.bytes)) return level.copy_bytes_s;
+    if (bytes <= 2 * static_cast<double>(level.bytes)) return level;
   }
-  return levels.back().copy_bytes_s;
+  return levels.back();
 }
 
 Peaks measure_peaks(int threads, double seconds) {

@@ -24,8 +24,8 @@ struct Peaks {
   std::vector<MemoryLevel> levels;  // from the smallest to the largest; never empty
   std::string arithmetic = "fp32";  // what flops_s counts
 
-  /// The copy rate of the smallest level that holds so many bytes.
-  double copy_bytes_s(double bytes) const;
+  /// The smallest level that holds so many bytes.
+  const MemoryLevel& level_of(double bytes) const;
 };
 
 /// Measures each rate for so many seconds, one call at least. The widest vectors that this CPU has are used,
