@@ -1,15 +1,31 @@
-// Gaussian mixtures on the CPU. A task is one head's rows of one block; inside, the loop over the components
-// is the innermost, so that it runs over contiguous memory whatever the dimension.
+// Gaussian mixtures on the CPU. A task is one head's rows of one block.
+//
+// With z = (x - mean) / sqrt(2 variance) a score is a constant less the sum of z^2. Forward, z = scale x - shift is
+// one fused multiply-add and its square another: as many as a product of matrices of x and x^2 would take, which
+// cancels. Backward, the sums over components and those over rows are such products.
+//
+// Both count from a centre c, the mean of the head's means: shift = scale (mean - c), and moments about c become
+// those about a mean. What is lost to that grows with |shift|, how many deviations lie between c and a mean. With
+// u = 2^-24, for double 2^-53,
+//
+//   |error of z|          <= u (2 |z| + 3 |shift|), of the four roundings x - c, mean - c, shift and z
+//   |error of z^2|        <= u (5 z^2 + 6 |z| |shift|)
+//   |error of sum ds z^2| <= n u sum of |ds| (|z| + 2 |shift|)^2, n the number of rows
+//
+// for x - c has |z| + |shift| deviations at most. The squares of x - mean itself have these bounds with shift = 0.
+// They are taken for a component that has |shift| > reach in any dimension, a narrow one; so elsewhere a score loses
+// at most 6 reach u |z| in each dimension, and a second moment 4 reach^2 n u times its weight. That is a question of
+// the parameters alone: what becomes of a token does not depend on others.
 #include "tensor/kernels/gmm.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/cpu/registers.h"
+#include "tensor/cpu/tiles.h"
 #include "tensor/kernels/vector_math.h"
 #include "tensor/parallel.h"
 
@@ -19,51 +35,23 @@ namespace {
 
 /// Rows of a task, and of a partial sum of the parameters' gradients.
 constexpr int64_t block_rows = 128;
-/// Rows whose sums stay in registers while the loop over the dimensions runs.
-constexpr int64_t tile_rows = 8;
+constexpr int reach = 8;
 
-/// As many components as fit into 64 bytes, for arithmetic lane by lane: a vector type of GCC and Clang,
-/// since loops over an array do not stay in registers.
+/// Rows and columns of scores that are summed up in registers: half of all there are, the others are for scale
+/// and shift, two each, and for z.
+constexpr int64_t tile_rows = register_count / 4;
 template <class T>
-struct LanesOf {
-  using Type [[gnu::vector_size(64)]] = T;
-};
-template <class T>
-using Lanes = typename LanesOf<T>::Type;
-template <class T>
-constexpr int64_t lane_count = 64 / sizeof(T);
+constexpr int64_t panel_columns = 2 * Register<T>::lanes;
 
-template <class T>
-Lanes<T> load(const T* values) {
-  Lanes<T> lanes;
-  std::memcpy(&lanes, values, sizeof(lanes));
-  return lanes;
-}
-
-template <class T>
-void store(const Lanes<T>& lanes, T* values) {
-  std::memcpy(values, &lanes, sizeof(lanes));
-}
-
-template <class T>
-T sum_of(const Lanes<T>& lanes) {
-  return row_sum<T>(lane_count<T>, [&](int64_t lane) { return lanes[lane]; });
-}
+constexpr int64_t ceiling(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
 
 /// At least 1: without rows there is one empty block, whose sums are zero.
-int64_t block_count(const GmmShape& s) {
-  return std::max<int64_t>(1, (s.rows + block_rows - 1) / block_rows);
-}
+int64_t block_count(const GmmShape& s) { return std::max<int64_t>(1, ceiling(s.rows, block_rows)); }
 
-/// Components, rounded up to whole vectors.
-template <class T>
-int64_t padded_components(const GmmShape& s) {
-  return (s.components + lane_count<T> - 1) / lane_count<T> * lane_count<T>;
-}
-
-/// Some rows of one head; at most tile_rows, but for the rows of a block.
+/// Some rows of one head.
 struct RowRange {
   int64_t head, begin, end;
+  int64_t size() const { return end - begin; }
 };
 
 /// Calls body(block, rows) for each block and head, in parallel.
@@ -75,92 +63,178 @@ void for_each_block(const GmmShape& s, const Body& body) {
   });
 }
 
-/// Calls body(rows) for the tiles of a block's rows.
-template <class Body>
-void for_each_tile(const RowRange& block, const Body& body) {
-  for (int64_t begin = block.begin; begin < block.end; begin += tile_rows) {
-    body(RowRange{block.head, begin, std::min(begin + tile_rows, block.end)});
-  }
+/// One head's rows of a matrix that has `columns` for each row and head.
+template <class T>
+Rows<T> rows_of(const GmmShape& s, const RowRange& rows, T* matrix, int64_t columns) {
+  return {matrix + (rows.begin * s.heads + rows.head) * columns, s.heads * columns};
 }
 
-/// One head's mixture as the inner loops want it: components contiguous, Kp = padded_components of them.
+/// One head's mixture; matrices [K, dr].
 template <class T>
 struct Mixture {
-  T* mean;            // [dr, Kp]
-  T* half_precision;  // [dr, Kp], 1 / (2 variance)
-  T* constant;        // [Kp], the part of the score that doesn't depend on x
+  Rows<const T> mean, variance;
+  Rows<T> scale, shift;
+  T* centre;     // [dr]
+  bool* narrow;  // [K]
 };
 
-/// The mixtures of all heads, rewritten once a kernel call.
+/// The mixtures of all heads.
 template <class T>
 class Mixtures {
  public:
+  Mixtures(const GmmShape& s, const T* mean, const T* variance)
+      : s_(s),
+        mean_(mean),
+        variance_(variance),
+        scale_(s.heads * s.components * s.dim),
+        shift_(s.heads * s.components * s.dim),
+        centre_(s.heads * s.dim),
+        narrow_(s.heads * s.components) {
+    parallel_tasks(s.heads, [&](int64_t head) { prepare(of(head)); });
+  }
+
+  Mixture<T> of(int64_t head) {
+    const int64_t at = head * s_.components * s_.dim;
+    return {{mean_ + at, s_.dim},         {variance_ + at, s_.dim},   {scale_.data() + at, s_.dim},
+            {shift_.data() + at, s_.dim}, centre_.data() + head * s_.dim, narrow_.data() + head * s_.components};
+  }
+
+ private:
+  void prepare(const Mixture<T>& mixture) const {
+    std::fill_n(mixture.centre, s_.dim, T(0));
+    for (int64_t k = 0; k < s_.components; ++k) {
+      add_scaled(s_.dim, 1 / static_cast<T>(s_.components), mixture.mean[k], mixture.centre);
+    }
+    for (int64_t k = 0; k < s_.components; ++k) {
+      const T *mean = mixture.mean[k], *variance = mixture.variance[k];
+      T *scale = mixture.scale[k], *shift = mixture.shift[k];
+      int64_t beyond = 0;
+      for (int64_t m = 0; m < s_.dim; ++m) {
+        scale[m] = std::sqrt(T(0.5) / variance[m]);
+        shift[m] = scale[m] * (mean[m] - mixture.centre[m]);
+        beyond += std::abs(shift[m]) <= reach ? 0 : 1;  // NaN is beyond
+      }
+      mixture.narrow[k] = beyond > 0;
+    }
+  }
+
+  const GmmShape& s_;
+  const T *mean_, *variance_;
+  Scratch<T> scale_, shift_, centre_;
+  Scratch<bool> narrow_;
+};
+
+/// Mixtures as score_tile reads them: panels of components, the columns of its tiles.
+template <class T>
+class Panels {
+ public:
   /// log_prior may be null: no prior.
-  Mixtures(const GmmShape& s, const T* mean, const T* variance, const T* log_prior)
-      : dim_(s.dim), padded_(padded_components<T>(s)), room_(s.heads * (2 * dim_ + 1) * padded_) {
-    std::fill_n(room_.data(), s.heads * (2 * dim_ + 1) * padded_, T(0));
+  Panels(const GmmShape& s, Mixtures<T>& mixtures, const T* log_prior)
+      : per_head_(ceiling(s.components, width)), size_((2 * s.dim + 1) * width), room_(s.heads * per_head_ * size_) {
     parallel_tasks(s.heads, [&](int64_t head) {
-      const Mixture<T> mixture = of(head);
+      const Mixture<T> mixture = mixtures.of(head);
+      std::fill_n(of(head, 0), per_head_ * size_, T(0));
       for (int64_t k = 0; k < s.components; ++k) {
-        const int64_t component = head * s.components + k;
-        T log_determinant = 0;
-        for (int64_t m = 0; m < dim_; ++m) {
-          const T var = variance[component * dim_ + m];
-          mixture.mean[m * padded_ + k] = mean[component * dim_ + m];
-          mixture.half_precision[m * padded_ + k] = T(0.5) / var;
-          log_determinant += std::log(var);
+        T* column = of(head, k / width) + k % width;
+        const T prior = log_prior != nullptr ? log_prior[head * s.components + k] : T(0);
+        *column = prior - log_normaliser(s.dim, mixture.variance[k]);
+        for (int64_t m = 0; m < s.dim && !mixture.narrow[k]; ++m) {
+          column[(2 * m + 1) * width] = mixture.scale[k][m];
+          column[(2 * m + 2) * width] = mixture.shift[k][m];
         }
-        const T log_2pi = std::log(2 * std::numbers::pi_v<T>);
-        mixture.constant[k] = (log_prior != nullptr ? log_prior[component] : T(0)) -
-                              (static_cast<T>(dim_) * log_2pi + log_determinant) / 2;
       }
     });
   }
 
-  Mixture<T> of(int64_t head) {
-    T* start = room_.data() + head * (2 * dim_ + 1) * padded_;
-    return {start, start + dim_ * padded_, start + 2 * dim_ * padded_};
-  }
+  static constexpr int64_t width = panel_columns<T>;
+  int64_t per_head() const { return per_head_; }
+  /// [1 + 2 dr, width]: the part of the score that doesn't depend on x, then scale and shift for each dimension; 0
+  /// for narrow components and for those beyond the last.
+  T* of(int64_t head, int64_t panel) { return room_.data() + (head * per_head_ + panel) * size_; }
 
  private:
-  int64_t dim_;
-  int64_t padded_;
+  static T log_normaliser(int64_t dim, const T* variance) {
+    const T log_determinant = row_sum<T>(dim, [=](int64_t m) { return vector_log(variance[m]); });
+    return (static_cast<T>(dim) * std::log(2 * std::numbers::pi_v<T>) + log_determinant) / 2;
+  }
+
+  int64_t per_head_, size_;
   Scratch<T> room_;
 };
 
-/// The vectors of a tile's rows; the last one again where the tile is short, so that loops over a tile's rows
-/// have a fixed length.
+/// score = constant - sum over m of (scale_m x_m - shift_m)^2 for a tile of rows and a panel of components. x, about
+/// the centre, is [dr, tile_rows]; only the first `rows` and `columns` of the tile are written.
 template <class T>
-std::array<const T*, tile_rows> vectors_of(const GmmShape& s, const RowRange& rows, const T* x) {
-  std::array<const T*, tile_rows> vectors;
-  for (int64_t r = 0; r < tile_rows; ++r) {
-    vectors[r] = x + (std::min(rows.begin + r, rows.end - 1) * s.heads + rows.head) * s.dim;
+void score_tile(int64_t dim, const T* panel, const T* x, int64_t rows, int64_t columns, Rows<T> score) {
+  using Vector = typename Register<T>::Vector;
+  using Loose = typename Register<T>::Loose;
+  constexpr int64_t lanes = Register<T>::lanes, width = panel_columns<T>;
+  const auto load = [](const T* values) -> const Loose& { return *reinterpret_cast<const Loose*>(values); };
+  Vector left[tile_rows] = {}, right[tile_rows] = {};
+  const T* parameters = panel + width;
+  for (int64_t m = 0; m < dim; ++m, parameters += 2 * width, x += tile_rows) {
+    const Vector left_scale = load(parameters), right_scale = load(parameters + lanes);
+    const Vector left_shift = load(parameters + width), right_shift = load(parameters + width + lanes);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < tile_rows; ++r) {
+      const Vector left_z = left_scale * x[r] - left_shift;
+      const Vector right_z = right_scale * x[r] - right_shift;
+      left[r] += left_z * left_z;
+      right[r] += right_z * right_z;
+    }
   }
-  return vectors;
+  alignas(register_bytes) T tile[tile_rows * width];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    *reinterpret_cast<Loose*>(tile + r * width) = load(panel) - left[r];
+    *reinterpret_cast<Loose*>(tile + r * width + lanes) = load(panel + lanes) - right[r];
+  }
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(tile + r * width, columns, score[r]);
 }
 
-/// score[k] = constant[k] - sum over m of (x_m - mean_mk)^2 half_precision_mk, for a tile's rows.
+/// What narrow components' scores lack: the sums of (x - mean)^2 / (2 variance).
 template <class T>
-void score_tile(const GmmShape& s, const Mixture<T>& mixture, const RowRange& rows, const T* x, T* score) {
-  const auto vectors = vectors_of(s, rows, x);
-  const int64_t padded = padded_components<T>(s);
-  for (int64_t first = 0; first < padded; first += lane_count<T>) {
-    Lanes<T> sum[tile_rows];
-    for (Lanes<T>& lanes : sum) lanes = load(mixture.constant + first);
-    for (int64_t m = 0; m < s.dim; ++m) {
-      const Lanes<T> mean = load(mixture.mean + m * padded + first);
-      const Lanes<T> half_precision = load(mixture.half_precision + m * padded + first);
-      for (int64_t r = 0; r < tile_rows; ++r) {
-        const Lanes<T> distance = vectors[r][m] - mean;
-        sum[r] -= half_precision * distance * distance;
-      }
-    }
-    const int64_t count = std::min(lane_count<T>, s.components - first);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      std::memcpy(score + (row * s.heads + rows.head) * s.components + first, &sum[row - rows.begin],
-                  count * sizeof(T));
+void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Rows<const T> x, Rows<T> score) {
+  for (int64_t k = 0; k < s.components; ++k) {
+    if (!mixture.narrow[k]) continue;
+    const T *mean = mixture.mean[k], *variance = mixture.variance[k];
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* point = x[r];
+      score[r][k] -= row_sum<T>(s.dim, [=](int64_t m) {
+        const T distance = point[m] - mean[m];
+        return T(0.5) / variance[m] * distance * distance;
+      });
     }
   }
+}
+
+/// The scores of all rows; then calls finish(row of K scores).
+template <class T, class Finish>
+void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* variance, const T* log_prior, T* score,
+                    const Finish& finish) {
+  Mixtures<T> mixtures(s, mean, variance);
+  Panels<T> panels(s, mixtures, log_prior);
+  ThreadRoom<T> room(block_rows * s.dim);
+  for_each_block(s, [&](int64_t, const RowRange& rows) {
+    const Mixture<T> mixture = mixtures.of(rows.head);
+    const Rows<const T> points = rows_of(s, rows, x, s.dim);
+    const Rows<T> scores = rows_of(s, rows, score, s.components);
+    T* const tiles = room.mine();  // of x - c, [dr, tile_rows] each
+    for (int64_t r = 0; r < ceiling(rows.size(), tile_rows) * tile_rows; ++r) {
+      const T* point = points[std::min(r, rows.size() - 1)];  // a short tile repeats the last
+      T* column = tiles + r / tile_rows * tile_rows * s.dim + r % tile_rows;
+      for (int64_t m = 0; m < s.dim; ++m) column[m * tile_rows] = point[m] - mixture.centre[m];
+    }
+    for (int64_t panel = 0; panel < panels.per_head(); ++panel) {
+      const int64_t first = panel * panels.width, columns = std::min(panels.width, s.components - first);
+      for (int64_t r = 0; r < rows.size(); r += tile_rows) {
+        score_tile<T>(s.dim, panels.of(rows.head, panel), tiles + r * s.dim, std::min(tile_rows, rows.size() - r),
+                      columns, scores.from(r, first));
+      }
+    }
+    score_narrow<T>(s, mixture, rows.size(), points, scores);
+    for (int64_t r = 0; r < rows.size(); ++r) finish(scores[r]);
+  });
 }
 
 /// In place.
@@ -181,166 +255,198 @@ void softmax_row_backward(int64_t components, const T* gamma, const T* dgamma, T
 }
 
 /// Moments of one head's block of rows, weighted by the scores' gradients ds: all that the gradients of its
-/// parameters need.
+/// parameters need. They are about the centre, a narrow component's about its own mean.
 template <class T>
 struct Moments {
-  T* weight;  // [Kp], sum of ds
-  T* first;   // [dr, Kp], sum of ds (x - mean)
-  T* second;  // [dr, Kp], sum of ds (x - mean)^2
+  T* weight;          // [K], sum of ds
+  Rows<T> distances;  // [K, 2 dr], sums of ds (x - c) and of ds (x - c)^2
 };
 
-/// The moments of all blocks and heads, and beside each set room for a tile's ds.
+/// The moments of all blocks and heads.
 template <class T>
 class BlockMoments {
  public:
   explicit BlockMoments(const GmmShape& s)
-      : s_(s),
-        padded_(padded_components<T>(s)),
-        size_((2 * s.dim + 1) * padded_),
-        room_(block_count(s) * s.heads * (size_ + tile_rows * padded_)) {}
+      : s_(s), size_((2 * s.dim + 1) * s.components), room_(block_count(s) * s.heads * size_) {}
 
   Moments<T> of(int64_t block, int64_t head) {
     T* start = at(block, head);
-    return {start, start + padded_, start + (s_.dim + 1) * padded_};
+    return {start, {start + s_.components, 2 * s_.dim}};
   }
-  /// [tile_rows, Kp]
-  T* tile(int64_t block, int64_t head) { return at(block, head) + size_; }
-  void clear(int64_t block, int64_t head) { std::fill_n(at(block, head), size_ + tile_rows * padded_, T(0)); }
+  void clear(int64_t block, int64_t head) { std::fill_n(at(block, head), size_, T(0)); }
 
   /// The moments of one head over all blocks, added in their order into those of the first.
   Moments<T> total(int64_t head) {
-    T* sum = at(0, head);
     for (int64_t block = 1; block < block_count(s_); ++block) {
-      const T* addend = at(block, head);
-      for (int64_t i = 0; i < size_; ++i) sum[i] += addend[i];
+      add_scaled(size_, T(1), at(block, head), at(0, head));
     }
     return of(0, head);
   }
 
  private:
-  T* at(int64_t block, int64_t head) {
-    return room_.data() + (block * s_.heads + head) * (size_ + tile_rows * padded_);
-  }
+  T* at(int64_t block, int64_t head) { return room_.data() + (block * s_.heads + head) * size_; }
 
   GmmShape s_;
-  int64_t padded_;
   int64_t size_;
   Scratch<T> room_;
 };
 
-/// Adds a tile's rows to the moments, and dx_m = -sum over k of ds_k (x_m - mean_mk) precision_mk. ds
-/// [tile_rows, Kp] is zero beyond the components and the rows.
+/// From the gradients of the scores to those of all inputs.
 template <class T>
-void score_tile_backward(const GmmShape& s, const Mixture<T>& mixture, const RowRange& rows, const T* x,
-                         const T* ds, const Moments<T>& moments, T* dx) {
-  const auto vectors = vectors_of(s, rows, x);
-  const int64_t padded = padded_components<T>(s);
-  for (int64_t r = 0; r < tile_rows; ++r) {
-    for (int64_t k = 0; k < padded; ++k) moments.weight[k] += ds[r * padded + k];
+class ScoresBackward {
+ public:
+  ScoresBackward(const GmmShape& s, const T* x, const T* mean, const T* variance, T* dx)
+      : s_(s),
+        x_(x),
+        dx_(dx),
+        mixtures_(s, mean, variance),
+        moments_(s),
+        weights_(s.heads * s.components * 2 * s.dim),
+        room_(block_rows * (s.components + 4 * s.dim)) {
+    parallel_tasks(s.heads, [&](int64_t head) { prepare_weights(head); });
   }
-  for (int64_t m = 0; m < s.dim; ++m) {
-    Lanes<T> pull[tile_rows] = {};
-    for (int64_t first = 0; first < padded; first += lane_count<T>) {
-      const int64_t at = m * padded + first;
-      const Lanes<T> mean = load(mixture.mean + at);
-      const Lanes<T> half_precision = load(mixture.half_precision + at);
-      Lanes<T> first_moment = load(moments.first + at);
-      Lanes<T> second_moment = load(moments.second + at);
-      for (int64_t r = 0; r < tile_rows; ++r) {
-        const Lanes<T> distance = vectors[r][m] - mean;
-        const Lanes<T> weighted = load(ds + r * padded + first) * distance;
-        first_moment += weighted;
-        second_moment += weighted * distance;
-        pull[r] += weighted * half_precision;
-      }
-      store<T>(first_moment, moments.first + at);
-      store<T>(second_moment, moments.second + at);
-    }
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      dx[(row * s.heads + rows.head) * s.dim + m] = -2 * sum_of<T>(pull[row - rows.begin]);
-    }
-  }
-}
 
-/// From the gradients of the scores, which write_ds(row, head, ds) writes one row at a time, to those of all
-/// inputs. dlog_prior may be null.
-template <class T, class WriteDs>
-void scores_backward(const GmmShape& s, const T* x, const T* mean, const T* variance, const WriteDs& write_ds,
-                     T* dx, T* dmean, T* dvariance, T* dlog_prior) {
-  Mixtures<T> mixtures(s, mean, variance, nullptr);
-  BlockMoments<T> moments(s);
-  const int64_t padded = padded_components<T>(s);
-  for_each_block(s, [&](int64_t block, const RowRange& block_range) {
-    moments.clear(block, block_range.head);
-    T* ds = moments.tile(block, block_range.head);
-    for_each_tile(block_range, [&](const RowRange& rows) {
-      for (int64_t r = 0; r < tile_rows; ++r) {
-        if (rows.begin + r < rows.end)
-          write_ds(rows.begin + r, rows.head, ds + r * padded);
-        else
-          std::fill_n(ds + r * padded, padded, T(0));
+  /// write_ds(row, head, ds) writes the gradients of one row's scores.
+  template <class WriteDs>
+  void to_rows(const WriteDs& write_ds) {
+    for_each_block(s_, [&](int64_t block, const RowRange& rows) {
+      Tiles<T> tiles(room_.mine());
+      const Rows<T> ds = tiles.matrix(block_rows, s_.components);
+      moments_.clear(block, rows.head);
+      const Moments<T> moments = moments_.of(block, rows.head);
+      for (int64_t r = 0; r < rows.size(); ++r) {
+        write_ds(rows.begin + r, rows.head, ds[r]);
+        add_scaled(s_.components, T(1), ds[r], moments.weight);
       }
-      score_tile_backward(s, mixtures.of(rows.head), rows, x, ds, moments.of(block, rows.head), dx);
+      block_backward(rows, ds, moments, tiles);
     });
-  });
-  parallel_tasks(s.heads, [&](int64_t head) {
-    const Moments<T> total = moments.total(head);
-    for (int64_t k = 0; k < s.components; ++k) {
-      const int64_t component = head * s.components + k;
-      if (dlog_prior != nullptr) dlog_prior[component] = total.weight[k];
-      for (int64_t m = 0; m < s.dim; ++m) {
-        const int64_t i = component * s.dim + m;
-        const T precision = 1 / variance[i];
-        dmean[i] = precision * total.first[m * padded + k];
-        dvariance[i] = precision * (precision * total.second[m * padded + k] - total.weight[k]) / 2;
+  }
+
+  /// dlog_prior may be null.
+  void to_parameters(T* dmean, T* dvariance, T* dlog_prior) {
+    parallel_tasks(s_.heads, [&](int64_t head) {
+      const Mixture<T> mixture = mixtures_.of(head);
+      const Moments<T> total = moments_.total(head);
+      for (int64_t k = 0; k < s_.components; ++k) {
+        const int64_t component = head * s_.components + k;
+        const T weight = total.weight[k];
+        const T *about_first = total.distances[k], *about_second = about_first + s_.dim;
+        if (dlog_prior != nullptr) dlog_prior[component] = weight;
+        for (int64_t m = 0; m < s_.dim; ++m) {
+          const T offset = mixture.narrow[k] ? 0 : mixture.mean[k][m] - mixture.centre[m];
+          const T first = about_first[m] - offset * weight;                             // of ds (x - mean)
+          const T second = about_second[m] - offset * (about_first[m] + first);  // of ds (x - mean)^2
+          const T precision = 1 / mixture.variance[k][m];
+          dmean[component * s_.dim + m] = precision * first;
+          dvariance[component * s_.dim + m] = precision * (precision * second - weight) / 2;
+        }
+      }
+    });
+  }
+
+ private:
+  /// [K, 2 dr]: half precisions, and these times mean - c.
+  Rows<T> weights(int64_t head) { return {weights_.data() + head * s_.components * 2 * s_.dim, 2 * s_.dim}; }
+  void prepare_weights(int64_t head) {
+    const Mixture<T> mixture = mixtures_.of(head);
+    for (int64_t k = 0; k < s_.components; ++k) {
+      const T *scale = mixture.scale[k], *shift = mixture.shift[k];
+      T *half_precision = weights(head)[k], *pull = half_precision + s_.dim;
+      for (int64_t m = 0; m < s_.dim; ++m) {
+        half_precision[m] = scale[m] * scale[m];
+        pull[m] = scale[m] * shift[m];
       }
     }
-  });
-}
+  }
+
+  /// dx and the moments of a block. With p = 1 / (2 variance) and both factors about the centre, dx_m =
+  /// 2 (sum over k of ds_k p_km mean_km - x_m sum over k of ds_k p_km). ds is zero afterwards for narrow components.
+  void block_backward(const RowRange& rows, Rows<T> ds, const Moments<T>& moments, Tiles<T>& tiles) {
+    const Mixture<T> mixture = mixtures_.of(rows.head);
+    const Rows<const T> x = rows_of(s_, rows, x_, s_.dim);
+    const Rows<T> dx = rows_of(s_, rows, dx_, s_.dim);
+    const Rows<T> powers = tiles.matrix(block_rows, 2 * s_.dim);  // x - c and its square
+    const Rows<T> sums = tiles.matrix(block_rows, 2 * s_.dim);    // of ds times the weights
+    for (int64_t r = 0; r < rows.size(); ++r) {
+      std::fill_n(sums[r], 2 * s_.dim, T(0));
+      for (int64_t m = 0; m < s_.dim; ++m) {
+        const T distance = x[r][m] - mixture.centre[m];
+        powers[r][m] = distance;
+        powers[r][s_.dim + m] = distance * distance;
+      }
+    }
+    for (int64_t k = 0; k < s_.components; ++k) {
+      if (mixture.narrow[k]) narrow_backward(mixture, k, rows.size(), x, ds, moments.distances[k], sums);
+    }
+    multiply<T>(rows.size(), 2 * s_.dim, s_.components, 1, ds, weights(rows.head), 1, sums);
+    multiply_at<T>(s_.components, 2 * s_.dim, rows.size(), 1, ds, powers, 1, moments.distances);
+    for (int64_t r = 0; r < rows.size(); ++r) {
+      const T *distance = powers[r], *precision = sums[r], *pull = sums[r] + s_.dim;
+      T* slope = dx[r];
+      for (int64_t m = 0; m < s_.dim; ++m) slope[m] = 2 * (pull[m] - distance[m] * precision[m]);
+    }
+  }
+
+  /// A narrow component's part in the moments and in the second half of the sums; takes it out of ds.
+  void narrow_backward(const Mixture<T>& mixture, int64_t k, int64_t rows, Rows<const T> x, Rows<T> ds, T* distances,
+                       Rows<T> sums) const {
+    const T *mean = mixture.mean[k], *variance = mixture.variance[k];
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* point = x[r];
+      T* pull = sums[r] + s_.dim;
+      for (int64_t m = 0; m < s_.dim; ++m) {
+        const T distance = point[m] - mean[m];
+        const T weighted = ds[r][k] * distance;
+        distances[m] += weighted;
+        distances[s_.dim + m] += weighted * distance;
+        pull[m] -= T(0.5) / variance[m] * weighted;
+      }
+      ds[r][k] = 0;
+    }
+  }
+
+  const GmmShape& s_;
+  const T* x_;
+  T* dx_;
+  Mixtures<T> mixtures_;
+  BlockMoments<T> moments_;
+  Scratch<T> weights_;
+  ThreadRoom<T> room_;
+};
 
 }  // namespace
 
 template <class T>
 void gmm_log_density_forward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance, T* score) {
-  Mixtures<T> mixtures(s, mean, variance, nullptr);
-  for_each_block(s, [&](int64_t, const RowRange& block) {
-    for_each_tile(block,
-                  [&](const RowRange& rows) { score_tile(s, mixtures.of(rows.head), rows, x, score); });
-  });
+  scores_forward(s, x, mean, variance, static_cast<const T*>(nullptr), score, [](T*) {});
 }
 
 template <class T>
 void gmm_log_density_backward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance, const T* dscore,
                               T* dx, T* dmean, T* dvariance) {
-  const auto given = [=](int64_t row, int64_t head, T* ds) {
+  ScoresBackward<T> pass(s, x, mean, variance, dx);
+  pass.to_rows([=](int64_t row, int64_t head, T* ds) {
     std::copy_n(dscore + (row * s.heads + head) * s.components, s.components, ds);
-  };
-  scores_backward(s, x, mean, variance, given, dx, dmean, dvariance, static_cast<T*>(nullptr));
+  });
+  pass.to_parameters(dmean, dvariance, nullptr);
 }
 
 template <class T>
 void gmm_responsibilities_forward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance,
                                   const T* log_prior, T* gamma) {
-  Mixtures<T> mixtures(s, mean, variance, log_prior);
-  for_each_block(s, [&](int64_t, const RowRange& block) {
-    for_each_tile(block, [&](const RowRange& rows) {
-      score_tile(s, mixtures.of(rows.head), rows, x, gamma);
-      for (int64_t row = rows.begin; row < rows.end; ++row) {
-        softmax_row(s.components, gamma + (row * s.heads + rows.head) * s.components);
-      }
-    });
-  });
+  scores_forward(s, x, mean, variance, log_prior, gamma, [=](T* row) { softmax_row(s.components, row); });
 }
 
 template <class T>
 void gmm_responsibilities_backward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance,
                                    const T* gamma, const T* dgamma, T* dx, T* dmean, T* dvariance,
                                    T* dlog_prior) {
-  const auto through_softmax = [=](int64_t row, int64_t head, T* ds) {
+  ScoresBackward<T> pass(s, x, mean, variance, dx);
+  pass.to_rows([=](int64_t row, int64_t head, T* ds) {
     const int64_t offset = (row * s.heads + head) * s.components;
     softmax_row_backward(s.components, gamma + offset, dgamma + offset, ds);
-  };
-  scores_backward(s, x, mean, variance, through_softmax, dx, dmean, dvariance, dlog_prior);
+  });
+  pass.to_parameters(dmean, dvariance, dlog_prior);
 }
 
 #define INSTANTIATE(T)                                                                                      \

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "tensor/random.h"
 
@@ -78,6 +79,29 @@ MIXGRAD_HOST_DEVICE inline float vector_log1p(float x) {
   return x - s * (x - p * square);
 }
 MIXGRAD_HOST_DEVICE inline double vector_log1p(double x) { return std::log1p(x); }
+
+/// log x to 1.5 ulp; -inf for 0, NaN below.
+MIXGRAD_HOST_DEVICE inline float vector_log(float x) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  // x = 2^n (1 + f) with 1 + f between the roots of 1/2 and 2. A denormal number is first multiplied by 2^23.
+  const bool denormal = x < 0x1p-126f;
+  const int32_t bits = std::bit_cast<int32_t>(denormal ? x * 0x1p23f : x);
+  const int32_t n = (bits - 0x3f3504f3) >> 23;  // the root of 1/2
+  const float f = std::bit_cast<float>(bits - n * (1 << 23)) - 1;
+  // As in vector_log1p, where |s| < 0.172: the first term left out is 2/11 s^10 < 5e-9.
+  const float s = f / (2 + f);
+  const float square = s * s;
+  float p = 2.0f / 9;
+  p = p * square + 2.0f / 7;
+  p = p * square + 2.0f / 5;
+  p = p * square + 2.0f / 3;
+  const float log_rest = f - s * (f - p * square);
+  const auto exponent = static_cast<float>(denormal ? n - 23 : n);
+  // ln 2 in two parts, of which the first has so few bits that its product with n is exact.
+  const float log = exponent * 0.693359375f + (log_rest - exponent * 2.12194440e-4f);
+  return x > 0 ? (x < infinity ? log : x) : x == 0 ? -infinity : std::numeric_limits<float>::quiet_NaN();
+}
+MIXGRAD_HOST_DEVICE inline double vector_log(double x) { return std::log(x); }
 
 /// tanh x to 2.7 ulp.
 MIXGRAD_HOST_DEVICE inline float vector_tanh(float x) {
