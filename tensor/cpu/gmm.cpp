@@ -1,21 +1,22 @@
 // Gaussian mixtures on the CPU. A task is one head's rows of one block.
 //
-// With z = (x - mean) / sqrt(2 variance) a score is a constant less the sum of z^2. Forward, z = scale x - shift is
-// one fused multiply-add and its square another: as many as a product of matrices of x and x^2 would take, which
-// cancels. Backward, the sums over components and those over rows are such products.
+// With z = (x - mean) / sqrt(2 variance) a score is a constant less the sum of z^2. Forward, z = scale x -
+// shift is one fused multiply-add and its square another: as many as a product of matrices of x and x^2 would
+// take, which cancels. Backward, the sums over components and those over rows are such products.
 //
-// Both count from a centre c, the mean of the head's means: shift = scale (mean - c), and moments about c become
-// those about a mean. What is lost to that grows with |shift|, how many deviations lie between c and a mean. With
-// u = 2^-24, for double 2^-53,
+// Both count from a centre c, the mean of the head's means: shift = scale (mean - c), and moments about c
+// become those about a mean. What is lost to that grows with |shift|, how many deviations lie between c and a
+// mean. With u = 2^-24, for double 2^-53,
 //
-//   |error of z|          <= u (2 |z| + 3 |shift|), of the four roundings x - c, mean - c, shift and z
-//   |error of z^2|        <= u (5 z^2 + 6 |z| |shift|)
+//   |error of z|          <= u (4 |z| + 3 |shift|): scale, x - c, mean - c, shift and z itself are rounded
+//   |error of z^2|        <= u (9 z^2 + 6 |z| |shift|)
 //   |error of sum ds z^2| <= n u sum of |ds| (|z| + 2 |shift|)^2, n the number of rows
 //
-// for x - c has |z| + |shift| deviations at most. The squares of x - mean itself have these bounds with shift = 0.
-// They are taken for a component that has |shift| > reach in any dimension, a narrow one; so elsewhere a score loses
-// at most 6 reach u |z| in each dimension, and a second moment 4 reach^2 n u times its weight. That is a question of
-// the parameters alone: what becomes of a token does not depend on others.
+// for x - c is |z| + |shift| deviations at most; first moments and dx lose the first power. With squares of
+// x - mean itself the bounds are those of shift = 0. Such squares are taken for a component that has |shift|
+// > reach in any dimension, a narrow one; so elsewhere a score loses 6 reach u |z| in each dimension at most,
+// and a second moment 4 reach^2 n u times its weight. That is a question of the parameters alone: what
+// becomes of a token does not depend on others.
 #include "tensor/kernels/gmm.h"
 
 #include <algorithm>
@@ -37,8 +38,8 @@ namespace {
 constexpr int64_t block_rows = 128;
 constexpr int reach = 8;
 
-/// Rows and columns of scores that are summed up in registers: half of all there are, the others are for scale
-/// and shift, two each, and for z.
+/// Rows and columns of scores that are summed up in registers: half of all there are, the others are for
+/// scale and shift, two each, and for z.
 constexpr int64_t tile_rows = register_count / 4;
 template <class T>
 constexpr int64_t panel_columns = 2 * Register<T>::lanes;
@@ -95,8 +96,9 @@ class Mixtures {
 
   Mixture<T> of(int64_t head) {
     const int64_t at = head * s_.components * s_.dim;
-    return {{mean_ + at, s_.dim},         {variance_ + at, s_.dim},   {scale_.data() + at, s_.dim},
-            {shift_.data() + at, s_.dim}, centre_.data() + head * s_.dim, narrow_.data() + head * s_.components};
+    return {{mean_ + at, s_.dim},           {variance_ + at, s_.dim},
+            {scale_.data() + at, s_.dim},   {shift_.data() + at, s_.dim},
+            centre_.data() + head * s_.dim, narrow_.data() + head * s_.components};
   }
 
  private:
@@ -130,7 +132,9 @@ class Panels {
  public:
   /// log_prior may be null: no prior.
   Panels(const GmmShape& s, Mixtures<T>& mixtures, const T* log_prior)
-      : per_head_(ceiling(s.components, width)), size_((2 * s.dim + 1) * width), room_(s.heads * per_head_ * size_) {
+      : per_head_(ceiling(s.components, width)),
+        size_((2 * s.dim + 1) * width),
+        room_(s.heads * per_head_ * size_) {
     parallel_tasks(s.heads, [&](int64_t head) {
       const Mixture<T> mixture = mixtures.of(head);
       std::fill_n(of(head, 0), per_head_ * size_, T(0));
@@ -148,8 +152,8 @@ class Panels {
 
   static constexpr int64_t width = panel_columns<T>;
   int64_t per_head() const { return per_head_; }
-  /// [1 + 2 dr, width]: the part of the score that doesn't depend on x, then scale and shift for each dimension; 0
-  /// for narrow components and for those beyond the last.
+  /// [1 + 2 dr, width]: the part of the score that doesn't depend on x, then scale and shift for each
+  /// dimension; 0 for narrow components and for those beyond the last.
   T* of(int64_t head, int64_t panel) { return room_.data() + (head * per_head_ + panel) * size_; }
 
  private:
@@ -162,8 +166,8 @@ class Panels {
   Scratch<T> room_;
 };
 
-/// score = constant - sum over m of (scale_m x_m - shift_m)^2 for a tile of rows and a panel of components. x, about
-/// the centre, is [dr, tile_rows]; only the first `rows` and `columns` of the tile are written.
+/// score = constant - sum over m of (scale_m x_m - shift_m)^2 for a tile of rows and a panel of components.
+/// x, about the centre, is [dr, tile_rows]; only the first `rows` and `columns` of the tile are written.
 template <class T>
 void score_tile(int64_t dim, const T* panel, const T* x, int64_t rows, int64_t columns, Rows<T> score) {
   using Vector = typename Register<T>::Vector;
@@ -194,7 +198,8 @@ void score_tile(int64_t dim, const T* panel, const T* x, int64_t rows, int64_t c
 
 /// What narrow components' scores lack: the sums of (x - mean)^2 / (2 variance).
 template <class T>
-void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Rows<const T> x, Rows<T> score) {
+void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Rows<const T> x,
+                  Rows<T> score) {
   for (int64_t k = 0; k < s.components; ++k) {
     if (!mixture.narrow[k]) continue;
     const T *mean = mixture.mean[k], *variance = mixture.variance[k];
@@ -210,8 +215,8 @@ void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Ro
 
 /// The scores of all rows; then calls finish(row of K scores).
 template <class T, class Finish>
-void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* variance, const T* log_prior, T* score,
-                    const Finish& finish) {
+void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* variance, const T* log_prior,
+                    T* score, const Finish& finish) {
   Mixtures<T> mixtures(s, mean, variance);
   Panels<T> panels(s, mixtures, log_prior);
   ThreadRoom<T> room(block_rows * s.dim);
@@ -228,8 +233,8 @@ void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* varia
     for (int64_t panel = 0; panel < panels.per_head(); ++panel) {
       const int64_t first = panel * panels.width, columns = std::min(panels.width, s.components - first);
       for (int64_t r = 0; r < rows.size(); r += tile_rows) {
-        score_tile<T>(s.dim, panels.of(rows.head, panel), tiles + r * s.dim, std::min(tile_rows, rows.size() - r),
-                      columns, scores.from(r, first));
+        score_tile<T>(s.dim, panels.of(rows.head, panel), tiles + r * s.dim,
+                      std::min(tile_rows, rows.size() - r), columns, scores.from(r, first));
       }
     }
     score_narrow<T>(s, mixture, rows.size(), points, scores);
@@ -334,7 +339,7 @@ class ScoresBackward {
         if (dlog_prior != nullptr) dlog_prior[component] = weight;
         for (int64_t m = 0; m < s_.dim; ++m) {
           const T offset = mixture.narrow[k] ? 0 : mixture.mean[k][m] - mixture.centre[m];
-          const T first = about_first[m] - offset * weight;                             // of ds (x - mean)
+          const T first = about_first[m] - offset * weight;                      // of ds (x - mean)
           const T second = about_second[m] - offset * (about_first[m] + first);  // of ds (x - mean)^2
           const T precision = 1 / mixture.variance[k][m];
           dmean[component * s_.dim + m] = precision * first;
@@ -360,7 +365,8 @@ class ScoresBackward {
   }
 
   /// dx and the moments of a block. With p = 1 / (2 variance) and both factors about the centre, dx_m =
-  /// 2 (sum over k of ds_k p_km mean_km - x_m sum over k of ds_k p_km). ds is zero afterwards for narrow components.
+  /// 2 (sum over k of ds_k p_km mean_km - x_m sum over k of ds_k p_km). ds is zero afterwards for narrow
+  /// components.
   void block_backward(const RowRange& rows, Rows<T> ds, const Moments<T>& moments, Tiles<T>& tiles) {
     const Mixture<T> mixture = mixtures_.of(rows.head);
     const Rows<const T> x = rows_of(s_, rows, x_, s_.dim);
@@ -388,8 +394,8 @@ class ScoresBackward {
   }
 
   /// A narrow component's part in the moments and in the second half of the sums; takes it out of ds.
-  void narrow_backward(const Mixture<T>& mixture, int64_t k, int64_t rows, Rows<const T> x, Rows<T> ds, T* distances,
-                       Rows<T> sums) const {
+  void narrow_backward(const Mixture<T>& mixture, int64_t k, int64_t rows, Rows<const T> x, Rows<T> ds,
+                       T* distances, Rows<T> sums) const {
     const T *mean = mixture.mean[k], *variance = mixture.variance[k];
     for (int64_t r = 0; r < rows; ++r) {
       const T* point = x[r];

@@ -1,4 +1,5 @@
-// The vector registers of the instruction set that a file is compiled for, for kernels that keep sums in them.
+// The vector registers of the instruction set that a file is compiled for, for kernels that keep sums in
+// them.
 #pragma once
 
 #include <cstdint>

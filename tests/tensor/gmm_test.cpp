@@ -1,6 +1,7 @@
 // Gaussian mixtures: hand-computed values, and what happens where densities under- or overflow.
 #include "autograd/ops/gmm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -71,6 +72,83 @@ struct Inputs {
     mean = normal({2, components, 3}, 0.8, generator, dtype, device);
     omega = normal({2, components, 3}, 0.7, generator, dtype, device);
     alpha = normal({2, components}, 0.7, generator, dtype, device);
+  }
+};
+
+/// A mixture of one head whose components are narrow, in between or wide beside their distances, and points
+/// near their means: more than a block of rows, and a number of components that fills no vectors.
+struct NarrowAndWide {
+  static constexpr int64_t rows = 131, components = 37, dim = 5;
+  Tensor x, mean, variance, log_prior;
+
+  NarrowAndWide() {
+    Generator generator(6);
+    const auto draw = [&](const Shape& shape) { return normal(shape, 1, generator, DType::float32); };
+    x = draw({rows, dim});
+    mean = draw({components, dim});
+    variance = draw({components, dim});
+    log_prior = draw({components});
+    constexpr float sizes[] = {1e-4f, 1e-2f, 0.5f};
+    for (int64_t k = 0; k < components; ++k) {
+      for (int64_t m = 0; m < dim; ++m) {
+        float& value = variance.data<float>()[k * dim + m];
+        value = sizes[k % 3] * std::exp(0.3f * value);
+      }
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t k = i % components;
+      for (int64_t m = 0; m < dim; ++m) {
+        float& value = x.data<float>()[i * dim + m];
+        value = mean.data<float>()[k * dim + m] + std::sqrt(variance.data<float>()[k * dim + m]) * value;
+      }
+    }
+  }
+
+  std::vector<Variable> leaves(Device device, DType dtype) const {
+    std::vector<Variable> all;
+    for (const Tensor& tensor : {x, mean, variance, log_prior}) {
+      all.emplace_back(tensor.to(dtype).to(device), true);
+    }
+    return all;
+  }
+
+  /// By definition, in double.
+  Values responsibilities() const {
+    const Values points = x.to_vector(), means = mean.to_vector(), variances = variance.to_vector();
+    Values gamma = log_prior.to_vector();
+    for (int64_t i = 1; i < rows; ++i) gamma.insert(gamma.end(), gamma.begin(), gamma.begin() + components);
+    for (int64_t i = 0; i < rows; ++i) {
+      double* const row = &gamma[i * components];
+      for (int64_t k = 0; k < components; ++k) {
+        for (int64_t m = 0; m < dim; ++m) {
+          const double distance = points[i * dim + m] - means[k * dim + m], var = variances[k * dim + m];
+          row[k] -= (std::log(2 * std::numbers::pi * var) + distance * distance / var) / 2;
+        }
+      }
+      const double peak = *std::max_element(row, row + components);
+      double sum = 0;
+      for (int64_t k = 0; k < components; ++k) sum += row[k] = std::exp(row[k] - peak);
+      for (int64_t k = 0; k < components; ++k) row[k] /= sum;
+    }
+    return gamma;
+  }
+
+  /// From the gradients of the log densities to those of x, mean and variance, by definition.
+  std::vector<Values> gradients(const Values& ds) const {
+    const Values points = x.to_vector(), means = mean.to_vector(), variances = variance.to_vector();
+    Values dx(points.size()), dmean(means.size()), dvariance(means.size());
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t k = 0; k < components; ++k) {
+        for (int64_t m = 0; m < dim; ++m) {
+          const double distance = points[i * dim + m] - means[k * dim + m], var = variances[k * dim + m];
+          const double slope = ds[i * components + k] * distance / var;
+          dx[i * dim + m] -= slope;
+          dmean[k * dim + m] += slope;
+          dvariance[k * dim + m] += (slope * distance - ds[i * components + k]) / (2 * var);
+        }
+      }
+    }
+    return {dx, dmean, dvariance};
   }
 };
 
@@ -170,6 +248,48 @@ TEST_CASE("tensor/gmm: float squares do not cancel far from the origin") {
                          in.alpha.to(DType::float32));
   // 4e-7; expanded squares lose 4096^2 2^-24 / variance = 8 from the scores and err by nearly 1.
   CHECK(largest_difference(narrow.gamma.value().to_vector(), right.gamma.value().to_vector()) <= 2e-5);
+}
+
+TEST_CASE("tensor/gmm: narrow and wide components are what their definition says") {
+  const NarrowAndWide in;
+  const Values right = in.responsibilities();
+  // Gradients of a point's scores as large as its responsibilities, of either sign.
+  Generator generator(7);
+  const Tensor gamma = Tensor::from(right, {in.rows, in.components});
+  const Tensor sign = normal({in.rows, in.components}, 1, generator, DType::float64);
+  const Tensor ds = multiply(Variable(gamma), Variable(sign)).value().to(DType::float32);
+  const std::vector<Values> gradients = in.gradients(ds.to_vector());
+  for_each_device_and_dtype([&](Device device, DType dtype) {
+    const std::vector<Variable> leaves = in.leaves(device, dtype);
+    // 3e-7 and 7e-16; second moments of narrow components about the centre err by 5e-3 and 4e-12.
+    const double tolerance = dtype == DType::float64 ? 1e-14 : 3e-6;
+    const Variable posterior = gmm_posterior(leaves[0], leaves[1], leaves[2], leaves[3]);
+    CHECK(largest_difference(posterior.value().to_vector(), right) <= tolerance);
+    backward({gmm_log_density(leaves[0], leaves[1], leaves[2])}, {ds.to(dtype).to(device)});
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      CAPTURE(i);
+      const double scale = largest_difference(gradients[i], Values(gradients[i].size()));
+      CHECK(largest_difference(leaves[i].grad().to_vector(), gradients[i]) <= tolerance * scale);
+    }
+  });
+}
+
+TEST_CASE("tensor/gmm: no bit of a row depends on the rows beside it") {
+  const NarrowAndWide in;
+  const std::vector<Variable> leaves = in.leaves({}, DType::float32);
+  const auto posterior = [&](const Tensor& x) {
+    return gmm_posterior(Variable(x), leaves[1], leaves[2], leaves[3]).value().to_vector();
+  };
+  const Values whole = posterior(in.x);
+  for (const int64_t first : {0, 3, 60, 127}) {
+    const Values alone = posterior(in.x.narrow(0, first, 4).clone());
+    CHECK(std::equal(alone.begin(), alone.end(), whole.begin() + first * in.components));
+  }
+  Tensor poisoned = in.x.clone();
+  poisoned.narrow(0, 1, 1).fill(std::numeric_limits<double>::quiet_NaN());
+  poisoned.narrow(0, 2, 1).fill(1e30);
+  const Values beside = posterior(poisoned);
+  CHECK(std::equal(beside.begin() + 3 * in.components, beside.end(), whole.begin() + 3 * in.components));
 }
 
 TEST_CASE("tensor/gmm: learning a constant ends at the floor and not in NaN") {
