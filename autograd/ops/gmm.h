@@ -9,7 +9,7 @@ namespace mixgrad {
 /// log N(x; mean_k, diag variance_k) for each component k, in nats.
 /// One mixture: x [..., dr], mean and variance [K, dr] -> [..., K].
 /// One a head: x [..., H, dr], mean and variance [H, K, dr] -> [..., H, K].
-/// Variances must be above 0. Saved for backward: x, mean, variance. 3 dr K FLOPs a row forward, 8 dr K
+/// Variances must be above 0. Saved for backward: x, mean, variance. 4 dr K FLOPs a row forward, 8 dr K
 /// backward.
 Variable gmm_log_density(const Variable& x, const Variable& mean, const Variable& variance);
 

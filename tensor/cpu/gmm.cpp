@@ -375,10 +375,12 @@ class ScoresBackward {
     const Rows<T> sums = tiles.matrix(block_rows, 2 * s_.dim);    // of ds times the weights
     for (int64_t r = 0; r < rows.size(); ++r) {
       std::fill_n(sums[r], 2 * s_.dim, T(0));
+      const T* point = x[r];
+      T *distance = powers[r], *square = powers[r] + s_.dim;
+#pragma omp simd
       for (int64_t m = 0; m < s_.dim; ++m) {
-        const T distance = x[r][m] - mixture.centre[m];
-        powers[r][m] = distance;
-        powers[r][s_.dim + m] = distance * distance;
+        distance[m] = point[m] - mixture.centre[m];
+        square[m] = distance[m] * distance[m];
       }
     }
     for (int64_t k = 0; k < s_.components; ++k) {
@@ -389,6 +391,7 @@ class ScoresBackward {
     for (int64_t r = 0; r < rows.size(); ++r) {
       const T *distance = powers[r], *precision = sums[r], *pull = sums[r] + s_.dim;
       T* slope = dx[r];
+#pragma omp simd
       for (int64_t m = 0; m < s_.dim; ++m) slope[m] = 2 * (pull[m] - distance[m] * precision[m]);
     }
   }
