@@ -1,7 +1,8 @@
 // Gaussian mixtures with diagonal covariances: log densities, and the posterior over the components.
 //
 // One mixture a head. x [N, H, dr], mean and variance [H, K, dr], log_prior [H, K], scores and
-// responsibilities [N, H, K], all contiguous. The squares are of differences, not expanded into x^2 - 2 x mean
+// responsibilities [N, H, K], all contiguous. The squares are of differences, not expanded into x^2 - 2 x
+// mean
 // + mean^2, which cancels in float when |x| is large beside the deviation.
 #pragma once
 
