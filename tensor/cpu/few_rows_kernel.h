@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "tensor/cpu/micro_kernels.h"
-#include "tensor/cpu/vector_register.h"
+#include "tensor/cpu/registers.h"
 
 namespace mixgrad {
 namespace {
@@ -24,11 +24,11 @@ using Four = float __attribute__((vector_size(16)));
 
 /// The sum of a register's quarters.
 template <int bytes>
-Four folded(const typename Register<bytes>::Vector& x) {
+Four folded(const typename Register<float, bytes>::Vector& x) {
   if constexpr (bytes == 16) {
     return x;
   } else {
-    typename Register<bytes / 2>::Vector halves[2];
+    typename Register<float, bytes / 2>::Vector halves[2];
     __builtin_memcpy(halves, &x, bytes);
     return folded<bytes / 2>(halves[0] + halves[1]);
   }
@@ -53,9 +53,9 @@ Elements result(const FewRows& s, const Elements& sums, const Elements& held) {
 /// depth % lanes elements.
 template <int bytes, int rows>
 void dot_products(const FewRows& s, const float* b, int part, Four (*partial)[4]) {
-  using Loose = typename Register<bytes>::Loose;
-  constexpr int lanes = Register<bytes>::lanes;
-  typename Register<bytes>::Vector sum[rows][sums_of_row] = {};
+  using Loose = typename Register<float, bytes>::Loose;
+  constexpr int lanes = Register<float, bytes>::lanes;
+  typename Register<float, bytes>::Vector sum[rows][sums_of_row] = {};
   const auto add = [&](int64_t p, int to) {
     const Loose& weights = *reinterpret_cast<const Loose*>(b + p);
 #pragma GCC unroll 3
@@ -78,7 +78,7 @@ void dot_products(const FewRows& s, const float* b, int part, Four (*partial)[4]
 /// B transposed: a row of it for each column of the product.
 template <int bytes, int rows>
 void rows_by_rows(const FewRows& s) {
-  const int64_t whole = s.depth / Register<bytes>::lanes * Register<bytes>::lanes;
+  const int64_t whole = s.depth / Register<float, bytes>::lanes * Register<float, bytes>::lanes;
   for (int64_t j = 0; j < s.columns; j += 4) {
     const float* const b = s.b.data + j * s.b.line;
     const int count = s.columns - j < 4 ? static_cast<int>(s.columns - j) : 4;
@@ -102,9 +102,9 @@ void rows_by_rows(const FewRows& s) {
 /// B as it is, from column j on: columns of so many registers, then of half as many, then one by one.
 template <int bytes, int rows, int registers>
 void rows_by_columns(const FewRows& s, int64_t j) {
-  using Vector = typename Register<bytes>::Vector;
-  using Loose = typename Register<bytes>::Loose;
-  constexpr int lanes = Register<bytes>::lanes;
+  using Vector = typename Register<float, bytes>::Vector;
+  using Loose = typename Register<float, bytes>::Loose;
+  constexpr int lanes = Register<float, bytes>::lanes;
   for (; j + registers * lanes <= s.columns; j += registers * lanes) {
     Vector sum[rows][registers] = {};
     for (int64_t p = 0; p < s.depth; ++p) {

@@ -10,7 +10,7 @@
 
 #include "tensor/cpu/few_rows_kernel.h"
 #include "tensor/cpu/micro_kernels.h"
-#include "tensor/cpu/vector_register.h"
+#include "tensor/cpu/registers.h"
 
 namespace mixgrad {
 namespace {
@@ -20,9 +20,9 @@ namespace {
 template <int bytes, int rows>
 void multiply(int64_t depth, float alpha, MatrixLines a, const float* b, int64_t b_depth, float* c,
               int64_t ldc, bool add) {
-  using Vector = typename Register<bytes>::Vector;
-  using Loose = typename Register<bytes>::Loose;
-  constexpr int lanes = Register<bytes>::lanes;
+  using Vector = typename Register<float, bytes>::Vector;
+  using Loose = typename Register<float, bytes>::Loose;
+  constexpr int lanes = Register<float, bytes>::lanes;
   Vector left[rows] = {}, right[rows] = {};  // the sums
   // Three pointers and multiples of one stride reach all rows with few general registers.
   constexpr int third = 5;
@@ -70,9 +70,9 @@ void transpose_square(Vector* x, std::integer_sequence<int, lane...> all) {
 /// MicroKernels::pack_transposed.
 template <int bytes>
 void pack_transposed(int64_t columns, int64_t depth, const float* b, int64_t stride, float* packed) {
-  using Vector = typename Register<bytes>::Vector;
-  using Loose = typename Register<bytes>::Loose;
-  constexpr int lanes = Register<bytes>::lanes;
+  using Vector = typename Register<float, bytes>::Vector;
+  using Loose = typename Register<float, bytes>::Loose;
+  constexpr int lanes = Register<float, bytes>::lanes;
   constexpr int width = 2 * lanes;
   const int64_t whole = columns / lanes * lanes, whole_depth = depth / lanes * lanes;
   for (int64_t j = 0; j < whole; j += lanes) {
@@ -102,7 +102,7 @@ constexpr std::array<MicroKernels::Multiply, sizeof...(counts)> multiply_by_rows
 template <int bytes, int rows>
 constexpr MicroKernels make_micro_kernels(const char* name) {
   MicroKernels kernels{
-      name, rows, 2 * Register<bytes>::lanes, {}, pack_transposed<bytes>, multiply_few_rows<bytes>};
+      name, rows, 2 * Register<float, bytes>::lanes, {}, pack_transposed<bytes>, multiply_few_rows<bytes>};
   const auto by_rows = multiply_by_rows<bytes>(std::make_integer_sequence<int, rows>());
   for (int i = 0; i < rows; ++i) kernels.multiply[i] = by_rows[i];
   return kernels;

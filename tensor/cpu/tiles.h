@@ -8,6 +8,7 @@
 #include "tensor/allocator.h"
 #include "tensor/cpu/packed_gemm.h"
 #include "tensor/cpu/reduce.h"
+#include "tensor/cpu/registers.h"
 #include "tensor/cpu/tile_gemm.h"
 #include "tensor/parallel.h"
 
@@ -49,26 +50,6 @@ void multiply_at(int64_t m, int64_t n, int64_t k, T alpha, Rows<const T> a, Rows
       {.m = m, .n = n, .k = k, .a = Transpose::yes, .lda = a.stride, .ldb = b.stride, .ldc = c.stride}, alpha,
       a.data, b.data, beta, c.data);
 }
-
-/// Bytes of a vector register of the instruction set that this is compiled for.
-#if defined(__AVX512F__)
-constexpr int register_bytes = 64;
-#elif defined(__AVX__)
-constexpr int register_bytes = 32;
-#else
-constexpr int register_bytes = 16;
-#endif
-
-/// A vector register.
-template <class T>
-struct Register {
-  typedef T Vector __attribute__((vector_size(register_bytes)));
-  typedef T Loose __attribute__((vector_size(register_bytes), aligned(alignof(T)), may_alias));
-  static constexpr int lanes = register_bytes / sizeof(T);
-
-  static Vector load(const T* from) { return *reinterpret_cast<const Loose*>(from); }
-  static void store(const Vector& x, T* to) { *reinterpret_cast<Loose*>(to) = x; }
-};
 
 template <class T>
 T dot(int64_t n, const T* a, const T* b) {
