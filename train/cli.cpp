@@ -1,5 +1,7 @@
 #include "train/cli.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <charconv>
@@ -112,6 +114,14 @@ void check_values(CLI::Option& option) {
   if (type == "FLOAT") allow(is_number<double>, "a number");
 }
 
+/// A file that is opened takes the lowest number that is free. If that were 1, because the caller has closed
+/// standard output, what is printed would go into the file.
+void open_standard_descriptors() {
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(standard, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // takes that number
+  }
+}
+
 std::string one_line(std::string text) {
   for (char& c : text) {
     if (c == '\n') c = ' ';
@@ -176,6 +186,7 @@ void add_version(CLI::App& app) {
 }
 
 int run_program(int argc, char** argv, int (*body)(int argc, char** argv)) {
+  open_standard_descriptors();
   try {
     const int code = body(argc, argv);
     check(bool(std::cout.flush()), "[output] standard output can't be written");

@@ -140,6 +140,22 @@ TEST_CASE("train/train program: standard output that can't be written is a failu
   CHECK(is_one_line(file_bytes(work.folder / "err")));
 }
 
+TEST_CASE("train/train program: closed standard streams leave no trace in the files of a run") {
+  const Workplace work;
+  const std::filesystem::path out = work.folder / "run";
+  for (const char* closed : {"> /dev/null <&-", "<&- >&-", "<&- >&- 2>&-", ">&- 2>&-"}) {
+    CAPTURE(closed);
+    std::filesystem::remove_all(out);
+    std::string command = program("train").string();
+    for (const std::string& word : work.arguments("run")) command += " '" + word + "'";
+    CHECK(std::system((command + " --steps 3 " + closed).c_str()) == 0);
+    CHECK(file_bytes(out / "lock").empty());
+    CHECK(MetricsFile::read(out / "metrics.csv").size() == 3);
+    CHECK(nlohmann::json::accept(file_bytes(out / "run.json")));
+    CHECK(newest_checkpoint(out).has_value());
+  }
+}
+
 TEST_CASE("train/train program: interrupts save a whole step from which the run goes on") {
   const Workplace work;
   const std::vector<std::string> steps = {"--steps=600", "--eval-every=150", "--dropout=0.1",
