@@ -20,8 +20,9 @@ std::vector<int64_t> parse_numbers(const std::string& option, const std::string&
 /// Adds --version, which prints the version, compiler, and libraries of this build.
 void add_version(CLI::App& app);
 
-/// Runs a program's body, with /dev/null for those standard streams that are closed. What it throws is printed as one line on stderr; returns the exit code: the body's
-/// own, 2 for a UsageError, 1 for any other failure, also when standard output could not be written.
+/// Runs a program's body, with /dev/null for those standard streams that are closed. What it throws is
+/// printed as one line on stderr; returns the exit code: the body's own, 2 for a UsageError, 1 for any other
+/// failure, also when standard output could not be written.
 int run_program(int argc, char** argv, int (*body)(int argc, char** argv));
 
 }  // namespace mixgrad

@@ -35,8 +35,8 @@ class Trainer {
   /// or Error when something does not fit, or not into memory; nothing is written until run().
   explicit Trainer(const TrainOptions& options);
 
-  /// Trains; returns the exit code: 0, or 130 / 143 after SIGINT / SIGTERM, with a checkpoint of the last
-  /// whole step. Throws Error when numbers are no longer finite; the checkpoints before stay.
+  /// Trains; returns the exit code: 0, or 128 and its number after a signal that ends it, with a checkpoint
+  /// of the last whole step. Throws Error when numbers are no longer finite; the checkpoints before stay.
   int run();
 
  private:

@@ -93,8 +93,10 @@ inline std::filesystem::path program(const std::string& name) {
 /// runs.
 class Process {
  public:
-  /// file_limit > 0: no file of the child can grow beyond so many bytes.
-  Process(const std::string& name, const std::vector<std::string>& arguments, rlim_t file_limit = 0) {
+  /// file_limit > 0: no file of the child can grow beyond so many bytes. ignored: a signal that the child is
+  /// started to ignore.
+  Process(const std::string& name, const std::vector<std::string>& arguments, rlim_t file_limit = 0,
+          int ignored = 0) {
     std::vector<std::string> words = std::vector<std::string>{program(name).string()} + arguments;
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -103,6 +105,8 @@ class Process {
     pid_ = ::fork();
     REQUIRE(pid_ >= 0);
     if (pid_ > 0) return;
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+      ::signal(signal, signal == ignored ? SIG_IGN : SIG_DFL);
     ::dup2(::open(out.c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
     ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
     if (file_limit > 0) {

@@ -162,9 +162,9 @@ TEST_CASE("train/train program: interrupts save a whole step from which the run 
                                           "--log-every=1"};
   CHECK(run("train", work.arguments("whole") + steps).code == 0);
 
-  // Three interruptions: by the terminal, by the system, and by a key that is pressed twice.
+  // By the terminal, by the system, by a connection that drops, and by a key that is pressed twice.
   const std::filesystem::path out = work.folder / "run";
-  for (const int signal : {SIGINT, SIGTERM, -SIGINT}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, -SIGINT}) {
     CAPTURE(signal);
     std::vector<std::string> arguments = work.arguments("run") + steps;
     if (signal != SIGINT) arguments = {"--resume", "--out", out.string()};
@@ -184,6 +184,20 @@ TEST_CASE("train/train program: interrupts save a whole step from which the run 
   CHECK(contains(rest.out, "resumed   after step"));
   CHECK(losses_of(out) == losses_of(work.folder / "whole"));
   CHECK(parameters_of(out / "step-00000600") == parameters_of(work.folder / "whole/step-00000600"));
+}
+
+TEST_CASE("train/train program: signals that it was started to ignore do not end it") {
+  const Workplace work;
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    CAPTURE(signal);
+    std::filesystem::remove_all(work.folder / "run");
+    Process process("train", work.arguments("run") + std::vector<std::string>{"--steps=100", "--log-every=1"},
+                    0, signal);
+    REQUIRE(process.prints("eta"));
+    process.send(signal);
+    CHECK(process.wait() == 0);
+    CHECK(MetricsFile::read(work.folder / "run/metrics.csv").size() == 100);
+  }
 }
 
 TEST_CASE(
