@@ -38,8 +38,8 @@ void declare(CLI::App& app, TrainOptions& o) {
                      "Optimiser steps, counted from the start of the run; the schedule is of so many, so "
                      "that more of them on --resume raise the learning rate again"));
   optimisation(app.add_option("--minutes", o.minutes,
-                              "Above 0: train for about so long, evaluations included; --steps, if given, is "
-                              "then an upper limit"));
+                              "Above 0: train for about so long, evaluations included, on --resume for so "
+                              "much longer; --steps, if given with it, is then an upper limit"));
   optimisation(app.add_option("--lr,--learning-rate", o.learning_rate, "Peak learning rate"));
   optimisation(
       app.add_option("--min-lr", o.min_learning_rate, "Learning rate at the end; -1: a tenth of --lr"));
@@ -74,9 +74,9 @@ void declare(CLI::App& app, TrainOptions& o) {
   app.footer(mixers_help());
 }
 
-/// The options in a run's run.json, as arguments; those that the given line already says are left out.
+/// The options in a run's run.json, as arguments; those that are settled are left out.
 std::vector<std::string> stored_arguments(const std::filesystem::path& run,
-                                          const std::set<std::string>& said) {
+                                          const std::set<std::string>& settled) {
   const std::filesystem::path path = run / "run.json";
   std::ifstream file(path);
   check_usage(file.good(), "[resume] no run to resume: '", path.string(), "' can't be read");
@@ -85,7 +85,7 @@ std::vector<std::string> stored_arguments(const std::filesystem::path& run,
         path.string(), "' is damaged");
   std::vector<std::string> arguments;
   for (const auto& [name, value] : stored["options"].items()) {
-    if (said.contains(name)) continue;
+    if (settled.contains(name)) continue;
     arguments.push_back(str("--", name, "=", value.is_string() ? value.get<std::string>() : value.dump()));
   }
   return arguments;
@@ -175,11 +175,17 @@ bool parse_train_options(int argc, char** argv, TrainOptions& options) {
   std::set<std::string> said;
   if (!parse_line(given, options, said)) return false;
   if (options.resume) {
+    const bool minutes_given = said.contains("minutes");
+    std::set<std::string> settled = said;
+    // Both say how long a run is, so that one which is given takes the place of both.
+    if (minutes_given || said.contains("steps")) settled.insert({"steps", "minutes"});
     std::vector<std::string> complete = given;
-    for (const std::string& argument : stored_arguments(options.out, said)) complete.push_back(argument);
+    for (const std::string& argument : stored_arguments(options.out, settled)) complete.push_back(argument);
     options = TrainOptions{};
     parse_line(complete, options, said);
+    options.more_minutes = minutes_given;
   }
+  options.program = argv[0];
   if (options.minutes > 0 && !said.contains("steps")) options.steps = most_steps;
   options.validate();
   return true;

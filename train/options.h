@@ -40,8 +40,10 @@ struct TrainOptions {
   int64_t sample_every = 0;        // steps; 0: only at the end
   int64_t log_every = 10;          // steps; a terminal shows every step
   // running
+  std::string program = "train";  // as it was called
   std::filesystem::path out = "runs/latest";
   bool resume = false;
+  bool more_minutes = false;  // the minutes begin with this process: no plan of the checkpoint counts
   std::string device = "auto";
   int64_t threads = 0;  // 0: as many as the machine has
   std::string precision = "f32";
@@ -81,8 +83,9 @@ std::string mixers_help();
 inline constexpr int64_t most_steps = 1'000'000'000;
 
 /// Reads the command line and the config file that it names; the command line wins. With --resume, what
-/// neither says is as it was stored in the run's run.json. Returns false when --help or --version was
-/// printed. Throws UsageError.
+/// neither says is as it was stored in the run's run.json; where one of --steps and --minutes is given,
+/// neither of the two is taken from there. Returns false when --help or --version was printed. Throws
+/// UsageError.
 bool parse_train_options(int argc, char** argv, TrainOptions& options);
 
 }  // namespace mixgrad

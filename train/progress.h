@@ -39,5 +39,7 @@ class Progress {
 std::string duration_text(double seconds);
 /// 512 B, 1.5 MiB
 std::string bytes_text(double bytes);
+/// A word as it can be typed into a shell, in quotes where it needs them.
+std::string shell_word(const std::string& word);
 
 }  // namespace mixgrad

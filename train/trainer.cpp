@@ -156,7 +156,8 @@ void Trainer::load_newest_checkpoint() {
       Generator(options_.seed, Stream::dropout, std::stoull(field("dropout_position").get<std::string>()));
   // Steps that were derived from --minutes stay, so that the schedule does, unless other ones are asked for.
   const nlohmann::json& plan = field("plan");
-  if (plan.at("minutes") == options_.minutes && plan.at("steps") == options_.steps) {
+  if (!options_.more_minutes && plan.at("minutes") == options_.minutes &&
+      plan.at("steps") == options_.steps) {
     total_steps_ = plan.at("total_steps");
     planned_ = plan.at("final");
   }
@@ -363,10 +364,14 @@ void Trainer::draw_pictures() {
   }
 }
 
+/// What goes on with this run, as it is typed.
+std::string Trainer::resume_words() const {
+  return str(shell_word(options_.program), " --resume --out ", shell_word(options_.out.string()));
+}
+
 int Trainer::stop(int signal) {
   save();
-  progress_.say(str("interrupted: step ", step_, " is saved in ", options_.out.string(),
-                    "; go on with --resume --out ", options_.out.string()));
+  progress_.say(str("interrupted: step ", step_, " is saved; go on with ", resume_words()));
   return 128 + signal;
 }
 
@@ -404,8 +409,8 @@ int Trainer::run() {
   announce();
   progress_.plan(step_, planned_ ? total_steps_ : 0);
   if (step_ >= total_steps_) {
-    progress_.say(
-        str("nothing is left to train: step ", step_, " of ", total_steps_, "; go on with more --steps"));
+    progress_.say(str("nothing is left to train: step ", step_, " of ", total_steps_, "; go on with ",
+                      resume_words(), " --steps ", 2 * step_));
   }
 
   while (step_ < total_steps_) {

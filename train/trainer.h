@@ -58,6 +58,7 @@ class Trainer {
   void save();
   void sample();
   void draw_pictures();
+  std::string resume_words() const;
   int stop(int signal);
   void finish();
 

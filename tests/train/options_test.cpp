@@ -270,6 +270,32 @@ TEST_CASE("train/options: the learning rate at the ends of the schedule") {
   CHECK(options.schedule(end).rate(end) == doctest::Approx(0.05));
 }
 
+TEST_CASE("train/options: a length that is given to a resumed run beats the one that is stored") {
+  const ScratchFolder folder;
+  const auto resumed = [&](const std::vector<std::string>& first, const std::vector<std::string>& more) {
+    const nlohmann::json stored = {{"options", parsed(first).effective()}};
+    write_bytes(folder / "run.json", stored.dump());
+    return parsed(std::vector<std::string>{"--resume", "--out", folder.path().string()} + more);
+  };
+  const TrainOptions same = resumed({"--minutes=2", "--steps=70"}, {});
+  CHECK(same.minutes == 2);
+  CHECK(same.steps == 70);
+  CHECK_FALSE(same.more_minutes);
+  const TrainOptions steps = resumed({"--minutes=2"}, {"--steps=70"});
+  CHECK(steps.minutes == 0);
+  CHECK(steps.steps == 70);
+  const TrainOptions minutes = resumed({"--steps=70"}, {"--minutes=3"});
+  CHECK(minutes.minutes == 3);
+  CHECK(minutes.steps == most_steps);
+  CHECK(minutes.more_minutes);
+  CHECK(resumed({"--minutes=2"}, {"--minutes=2"}).more_minutes);
+  const TrainOptions both = resumed({"--steps=70"}, {"--minutes=3", "--steps=80"});
+  CHECK(both.minutes == 3);
+  CHECK(both.steps == 80);
+  CHECK(resumed({"--minutes=2"}, {"--minutes=0"}).steps == TrainOptions{}.steps);
+  CHECK(resumed({"--lr=0.5"}, {"--clip=2"}).learning_rate == 0.5);
+}
+
 TEST_CASE("train/options: a run can only be resumed where there is one") {
   const ScratchFolder folder;
   CHECK(contains(refusal({"--resume", "--out", folder.path().string()}), "[resume] no run to resume"));

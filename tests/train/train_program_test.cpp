@@ -222,6 +222,49 @@ TEST_CASE(
   CHECK(losses_of(out) == losses_of(work.folder / "whole"));
 }
 
+/// Types what a line of output says behind "go on with "; true when steps were trained by it.
+bool advice_works(const std::string& output, const std::filesystem::path& run_folder) {
+  const size_t begin = output.find("go on with ");
+  REQUIRE(begin != output.npos);
+  const std::string words = output.substr(begin + 11, output.find('\n', begin) - begin - 11);
+  const size_t before = MetricsFile::read(run_folder / "metrics.csv").size();
+  const std::string command = words + " > /dev/null";
+  CAPTURE(command);
+  CHECK(std::system(command.c_str()) == 0);
+  return MetricsFile::read(run_folder / "metrics.csv").size() > before;
+}
+
+TEST_CASE("train/train program: advice that is printed works when it is typed") {
+  const Workplace work;
+  const char* name = "it's a run";
+  const std::filesystem::path out = work.folder / name;
+  {
+    Process process("train", work.arguments(name) + std::vector<std::string>{"--steps=300", "--log-every=1"});
+    REQUIRE(process.prints("eta"));
+    process.send(SIGINT);
+    process.wait();
+    CHECK(advice_works(process.out(), out));
+  }
+  const Outcome nothing = run("train", {"--resume", "--out", out.string()});
+  CHECK(contains(nothing.out, "nothing is left to train: step 300 of 300"));
+  CHECK(advice_works(nothing.out, out));
+  CHECK(MetricsFile::read(out / "metrics.csv").size() == 600);
+}
+
+TEST_CASE("train/train program: each resumption with minutes trains for so many more") {
+  const Workplace work;
+  const std::filesystem::path out = work.folder / "run";
+  CHECK(run("train", work.arguments("run") + std::vector<std::string>{"--minutes=0.002"}).code == 0);
+  for (int again = 0; again < 2; ++again) {
+    const size_t before = MetricsFile::read(out / "metrics.csv").size();
+    CHECK(run("train", {"--resume", "--out", out.string(), "--minutes=0.002"}).code == 0);
+    CHECK(MetricsFile::read(out / "metrics.csv").size() > before);
+  }
+  const int64_t steps = MetricsFile::read(out / "metrics.csv").back().step + 50;
+  CHECK(run("train", {"--resume", "--out", out.string(), str("--steps=", steps)}).code == 0);
+  CHECK(MetricsFile::read(out / "metrics.csv").back().step == steps);
+}
+
 TEST_CASE("train/train program: two processes do not train in one folder") {
   const Workplace work;
   Process first("train",
