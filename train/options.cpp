@@ -2,13 +2,13 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "nn/mixer.h"
 #include "tensor/cpu_info.h"
 #include "train/cli.h"
+#include "train/run_file.h"
 
 namespace mixgrad {
 
@@ -77,14 +77,9 @@ void declare(CLI::App& app, TrainOptions& o) {
 /// The options in a run's run.json, as arguments; those that are settled are left out.
 std::vector<std::string> stored_arguments(const std::filesystem::path& run,
                                           const std::set<std::string>& settled) {
-  const std::filesystem::path path = run / "run.json";
-  std::ifstream file(path);
-  check_usage(file.good(), "[resume] no run to resume: '", path.string(), "' can't be read");
-  const nlohmann::json stored = nlohmann::json::parse(file, nullptr, false);
-  check(stored.is_object() && stored.contains("options") && stored["options"].is_object(), "[resume] '",
-        path.string(), "' is damaged");
   std::vector<std::string> arguments;
-  for (const auto& [name, value] : stored["options"].items()) {
+  const nlohmann::ordered_json stored = stored_options(run);
+  for (const auto& [name, value] : stored.items()) {
     if (settled.contains(name)) continue;
     arguments.push_back(str("--", name, "=", value.is_string() ? value.get<std::string>() : value.dump()));
   }

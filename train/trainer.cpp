@@ -16,6 +16,7 @@
 #include "train/checkpoint.h"
 #include "train/memory.h"
 #include "train/plots.h"
+#include "train/run_file.h"
 #include "train/saved_model.h"
 #include "train/signals.h"
 #include "train/text.h"
@@ -150,7 +151,7 @@ void Trainer::load_newest_checkpoint() {
   load_parameters(checkpoint.model, values);
   NamedTensors moments = optimizer_->state();
   load_parameters(checkpoint.optimizer, moments);
-  step_ = saved_step_ = checkpoint.step;
+  step_ = saved_step_ = first_step_ = checkpoint.step;
   optimizer_->set_steps(step_);
   dropout_ =
       Generator(options_.seed, Stream::dropout, std::stoull(field("dropout_position").get<std::string>()));
@@ -177,16 +178,15 @@ nlohmann::ordered_json Trainer::derived_numbers() const {
           {"tokens_per_step", options_.tokens_per_step()},
           {"flops_per_step", flops * static_cast<double>(options_.tokens_per_step())},
           {"memory_bytes", memory_bytes_},
-          {"total_steps", planned_ ? nlohmann::ordered_json(total_steps_) : nullptr},
-          {"threads", thread_count()}};
+          {"total_steps", planned_ ? nlohmann::ordered_json(total_steps_) : nullptr}};
 }
 
-void Trainer::write_run_file() const {
-  const nlohmann::ordered_json run = {{"program", str("mixgrad ", MIXGRAD_VERSION)},
-                                      {"options", options_.effective()},
-                                      {"model", nlohmann::json(config_)},
-                                      {"derived", derived_numbers()}};
-  write_file_atomically(options_.out / "run.json", run.dump(2) + "\n");
+void Trainer::describe_run() const {
+  write_run_file(
+      options_.out,
+      {{"options", options_.effective()}, {"model", nlohmann::json(config_)}, {"derived", derived_numbers()}},
+      {.after_step = first_step_, .to_step = std::max(saved_step_, first_step_)},
+      {{"device", describe(device_)}, {"threads", thread_count()}, {"options", options_.effective()}});
 }
 
 void Trainer::announce() {
@@ -264,7 +264,7 @@ void Trainer::plan_steps(double step_seconds) {
   progress_.plan(step_, total_steps_);
   progress_.say(str("planned   ", total_steps_, " steps for ", options_.minutes, " minutes: ",
                     duration_text(step), " a step, ", duration_text(evaluation), " an evaluation"));
-  write_run_file();
+  describe_run();
 }
 
 /// What an evaluation takes, from a few of its batches.
@@ -322,6 +322,7 @@ void Trainer::save() {
                                              {"final", planned_}}},
                                            {"dropout_position", std::to_string(dropout_.position())}}});
   saved_step_ = step_;
+  describe_run();
 }
 
 void Trainer::sample() {
@@ -402,7 +403,6 @@ void Trainer::finish() {
 int Trainer::run() {
   make_folder(options_.out);
   if (!lock_) lock_.emplace(options_.out);
-  write_run_file();
   MetricsFile::cut_back(metrics_path_, step_);
   if (step_ > 0) make_up_evaluation();
   MetricsFile metrics(metrics_path_);
@@ -411,6 +411,8 @@ int Trainer::run() {
   if (step_ >= total_steps_) {
     progress_.say(str("nothing is left to train: step ", step_, " of ", total_steps_, "; go on with ",
                       resume_words(), " --steps ", 2 * step_));
+  } else {
+    describe_run();
   }
 
   while (step_ < total_steps_) {

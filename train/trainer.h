@@ -45,7 +45,7 @@ class Trainer {
   void load_newest_checkpoint();
   std::string saved_checkpoint_text() const;
   nlohmann::ordered_json derived_numbers() const;
-  void write_run_file() const;
+  void describe_run() const;
   void announce();
 
   StepBatches batches() const;
@@ -75,6 +75,7 @@ class Trainer {
   std::unique_ptr<AdamW> optimizer_;
   int64_t memory_bytes_ = 0;  // of tensors and kernels at their peak, measured beforehand
   int64_t step_ = 0;          // whole steps done
+  int64_t first_step_ = 0;    // those of processes before this one
   int64_t total_steps_;
   bool planned_;             // total_steps_ is final: --minutes has been turned into steps
   int64_t timed_steps_ = 0;  // what that is based on

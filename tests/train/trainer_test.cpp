@@ -214,6 +214,50 @@ TEST_CASE("train/trainer: the configuration and derived numbers are shown and st
   CHECK(stored["derived"]["flops_per_step"].get<double>() == doctest::Approx(3 * 32 * forward));
 }
 
+TEST_CASE("train/trainer: what is stored of a run tells how each of its steps was trained") {
+  const Workplace work;
+  TrainOptions options = work.options("run");
+  options.steps = 10;
+  train_quietly(options);
+  const auto stored = [&] { return nlohmann::ordered_json::parse(file_bytes(options.out / "run.json")); };
+  const std::string finished = file_bytes(options.out / "run.json");
+  // A resume that has nothing to train changes nothing.
+  options.resume = true;
+  options.learning_rate = 0.01;
+  train_quietly(options);
+  CHECK(file_bytes(options.out / "run.json") == finished);
+  // One that trains is a stretch of its own.
+  options.steps = 30;
+  options.checkpoint_every = 10;
+  train_quietly(options);
+  nlohmann::ordered_json stretches = stored()["stretches"];
+  REQUIRE(stretches.size() == 2);
+  CHECK(stored()["options"] == options.effective());
+  CHECK(stretches[0]["options"]["lr"] == 1e-3);
+  CHECK(stretches[0]["after_step"] == 0);
+  CHECK(stretches[0]["to_step"] == 10);
+  CHECK(stretches[1]["options"]["lr"] == 0.01);
+  CHECK(stretches[1]["after_step"] == 10);
+  CHECK(stretches[1]["to_step"] == 30);
+  for (const auto& stretch : stretches) {
+    CHECK(stretch["device"] == describe(parse_device("auto")));
+    CHECK(stretch["options"]["precision"] == "f32");
+    CHECK(contains(stretch["program"].get<std::string>(), "mixgrad "));
+    CHECK(stretch["binary_crc32"] == stretches[0]["binary_crc32"]);
+    CHECK(stretch["binary_crc32"].is_number());
+  }
+  // Who goes back to an earlier checkpoint leaves the steps behind it out.
+  std::filesystem::remove_all(options.out / "step-00000030");
+  options.learning_rate = 0.02;
+  options.steps = 25;
+  train_quietly(options);
+  stretches = stored()["stretches"];
+  REQUIRE(stretches.size() == 3);
+  CHECK(stretches[1]["to_step"] == 20);
+  CHECK(stretches[2]["after_step"] == 20);
+  CHECK(stretches[2]["to_step"] == 25);
+}
+
 TEST_CASE("train/trainer: numbers that are no longer finite end the run and spare what was saved") {
   const Workplace work;
   TrainOptions options = work.options("run");
