@@ -123,21 +123,24 @@ void print_help(const Commands& commands) {
   std::cout << common.help() << '\n' << mixers_help();
 }
 
-/// Measures the commands' sets and shows each when it is done.
-void run_commands(const std::vector<Command>& commands, const BenchOptions& options) {
+/// Measures the commands' sets and shows each when it is done; whether nothing failed.
+bool run_commands(const std::vector<Command>& commands, const BenchOptions& options) {
   const int threads = thread_count();
   const Device device = parse_device(options.device);
   std::cout << machine_text(threads, device) << std::flush;
   nlohmann::ordered_json sets = nlohmann::ordered_json::array();
+  bool complete = true;
   for (const Command& command : commands) {
     const SetResult result = run_set({command.name, command.measure, command.slowest}, options,
                                      instruments(threads, std::min(0.1, options.seconds), device));
     print_set(std::cout, result);
     sets.push_back(to_json(result));
+    complete = complete && result.measured.findings.failures.empty();
   }
-  if (options.json.empty()) return;
+  if (options.json.empty()) return complete;
   const nlohmann::ordered_json all = {{"machine", machine_json(threads, device)}, {"sets", sets}};
   write_file_atomically(options.json, all.dump(2) + "\n");
+  return complete;
 }
 
 int bench(int argc, char** argv) {
@@ -161,8 +164,7 @@ int bench(int argc, char** argv) {
   for (const Command& command : chosen) command.validate();
   if (options.threads > 0) set_thread_count(static_cast<int>(options.threads));
   set_matrix_precision(parse_precision(options.precision), parse_device(options.device));
-  run_commands(chosen, options);
-  return 0;
+  return run_commands(chosen, options) ? 0 : 1;
 }
 
 }  // namespace

@@ -161,8 +161,10 @@ RecallResult run_recall(const RecallOptions& options, const MixerChoice& mixer, 
     const Variable loss = model.loss(tensor_of(batch.inputs, batch), tensor_of(batch.targets, batch));
     backward(loss);
     const double value = loss.value().item(), norm = gradient_norm(model.parameters());
-    check(std::isfinite(value) && std::isfinite(norm), "[recall] ", config.pattern, ", seed ", seed,
-          ", step ", step + 1, ": loss ", value, ", gradient norm ", norm);
+    if (!std::isfinite(value) || !std::isfinite(norm)) {
+      throw Diverged(str("[recall] ", config.pattern, ", seed ", seed, ", step ", step + 1, ": loss ", value,
+                         ", gradient norm ", norm));
+    }
     optimizer.step(schedule.rate(step), clip_scale(norm, 1));
     if (progress) progress(step + 1, value);
   }

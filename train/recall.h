@@ -51,6 +51,11 @@ struct RecallOptions {
   void validate() const;
 };
 
+/// The loss or its gradient is no longer finite.
+struct Diverged : Error {
+  using Error::Error;
+};
+
 struct RecallResult {
   int64_t parameters = 0;
   int64_t state_bytes = 0;       // of one sequence, all layers, after the longest one
@@ -63,7 +68,7 @@ struct RecallResult {
 void check_recall(const RecallOptions& options, const MixerChoice& mixer);
 
 /// Trains a model of one mixer on the task from a seed, and asks it. `progress`, if given, hears of each step
-/// and its loss. Throws Error when the loss is no longer finite.
+/// and its loss. Throws Diverged when that can't go on.
 RecallResult run_recall(const RecallOptions& options, const MixerChoice& mixer, uint64_t seed,
                         const std::function<void(int64_t step, double loss)>& progress = {});
 

@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "tensor/cpu_info.h"
@@ -22,6 +23,41 @@ struct Request {
   int64_t seeds = 3;
   int64_t threads = 0;
 };
+
+/// What came of one seed: a result, or why there is none.
+struct SeedOutcome {
+  std::optional<RecallResult> result;
+  std::string failure;
+  bool diverged = false;
+};
+
+SeedOutcome try_seed(const RecallOptions& options, const MixerChoice& mixer, uint64_t seed) {
+  try {
+    return {run_recall(options, mixer, seed), "", false};
+  } catch (const Diverged& error) {
+    return {std::nullopt, error.what(), true};
+  } catch (const std::exception& error) {
+    return {std::nullopt, error.what(), false};
+  }
+}
+
+std::vector<RecallResult> results_of(const std::vector<SeedOutcome>& seeds) {
+  std::vector<RecallResult> results;
+  for (const SeedOutcome& seed : seeds) {
+    if (seed.result) results.push_back(*seed.result);
+  }
+  return results;
+}
+
+/// "2 of 3 seeds diverged", nothing when all came to their end.
+std::string failures_text(const std::vector<SeedOutcome>& seeds) {
+  const auto diverged = std::ranges::count_if(seeds, &SeedOutcome::diverged);
+  const auto failed = std::ranges::count_if(seeds, [](const SeedOutcome& s) { return !s.result; }) - diverged;
+  std::vector<std::string> parts;
+  if (diverged > 0) parts.push_back(str(diverged, " of ", seeds.size(), " seeds diverged"));
+  if (failed > 0) parts.push_back(str(failed, " of ", seeds.size(), " seeds failed"));
+  return join(parts);
+}
 
 /// The mean over seeds, and the smallest and largest.
 struct Spread {
@@ -67,31 +103,48 @@ void print_header(const RecallOptions& options) {
   std::cout << std::endl;
 }
 
-void print_row(const RecallOptions& options, const std::string& name,
-               const std::vector<RecallResult>& results) {
-  double seconds = 0;
-  for (const RecallResult& result : results) seconds += result.seconds / static_cast<double>(results.size());
-  std::cout << std::left << std::setw(40) << name << std::right << std::setw(12) << results[0].parameters
-            << std::setw(12) << results[0].state_bytes << std::setw(9) << std::fixed << std::setprecision(1)
-            << seconds;
+/// The seeds that came to their end, and how many did not.
+void print_row(const RecallOptions& options, const std::string& name, const std::vector<SeedOutcome>& seeds) {
+  const std::vector<RecallResult> results = results_of(seeds);
+  std::cout << std::left << std::setw(40) << name << std::right << std::fixed << std::setprecision(1);
+  if (results.empty()) {
+    std::cout << std::setw(12) << '-' << std::setw(12) << '-' << std::setw(9) << '-';
+  } else {
+    double seconds = 0;
+    for (const RecallResult& each : results) seconds += each.seconds / static_cast<double>(results.size());
+    std::cout << std::setw(12) << results[0].parameters << std::setw(12) << results[0].state_bytes
+              << std::setw(9) << seconds;
+  }
+  const bool all_diverged = std::ranges::all_of(seeds, &SeedOutcome::diverged);
   for (size_t i = 0; i < options.pairs.size(); ++i) {
-    const Spread spread = spread_of(results, i);
     std::ostringstream cell;
-    cell << std::fixed << std::setprecision(3) << spread.mean << " (" << spread.least << '-' << spread.most
-         << ')';
+    if (results.empty()) {
+      cell << (all_diverged ? "diverged" : "failed");
+    } else {
+      const Spread spread = spread_of(results, i);
+      cell << std::fixed << std::setprecision(3) << spread.mean << " (" << spread.least << '-' << spread.most
+           << ')';
+    }
     std::cout << std::setw(20) << cell.str();
   }
-  std::cout << std::endl;
+  const std::string failures = failures_text(seeds);
+  std::cout << (failures.empty() ? "" : "  ") << failures << std::endl;
 }
 
-nlohmann::ordered_json json_of(const std::string& name, const std::vector<RecallResult>& results) {
-  nlohmann::ordered_json runs = nlohmann::ordered_json::array();
-  for (const RecallResult& result : results)
-    runs.push_back({{"accuracy", result.accuracy}, {"seconds", result.seconds}});
-  return {{"mixer", name},
-          {"parameters", results[0].parameters},
-          {"state_bytes", results[0].state_bytes},
-          {"seeds", runs}};
+/// A seed without a result has a failure in its place; a mixer without any has no sizes.
+nlohmann::ordered_json json_of(const std::string& name, const std::vector<SeedOutcome>& seeds) {
+  nlohmann::ordered_json json = {{"mixer", name}}, runs = nlohmann::ordered_json::array();
+  for (const SeedOutcome& seed : seeds) {
+    if (!seed.result) {
+      runs.push_back({{"failure", seed.failure}});
+      continue;
+    }
+    json["parameters"] = seed.result->parameters;
+    json["state_bytes"] = seed.result->state_bytes;
+    runs.push_back({{"accuracy", seed.result->accuracy}, {"seconds", seed.result->seconds}});
+  }
+  json["seeds"] = runs;
+  return json;
 }
 
 int run(int argc, char** argv) {
@@ -138,17 +191,22 @@ int run(int argc, char** argv) {
   const std::vector<MixerChoice> mixers = chosen_mixers(request.mixers);
   for (const MixerChoice& mixer : mixers) check_recall(o, mixer);
   print_header(o);
+  bool complete = true;
   for (const MixerChoice& mixer : mixers) {
-    std::vector<RecallResult> results;
-    for (int64_t seed = 1; seed <= request.seeds; ++seed)
-      results.push_back(run_recall(o, mixer, static_cast<uint64_t>(seed)));
-    print_row(o, mixer.text(), results);
-    all.push_back(json_of(mixer.text(), results));
+    std::vector<SeedOutcome> seeds;
+    for (int64_t seed = 1; seed <= request.seeds; ++seed) {
+      seeds.push_back(try_seed(o, mixer, static_cast<uint64_t>(seed)));
+      if (seeds.back().result) continue;
+      complete = false;
+      std::cerr << seeds.back().failure << std::endl;
+    }
+    print_row(o, mixer.text(), seeds);
+    all.push_back(json_of(mixer.text(), seeds));
     if (request.json.empty()) continue;
     const nlohmann::ordered_json so_far = {{"pairs", o.pairs}, {"mixers", all}};
     write_file_atomically(request.json, so_far.dump(2) + "\n");
   }
-  return 0;
+  return complete ? 0 : 1;
 }
 
 }  // namespace

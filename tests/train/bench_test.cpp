@@ -609,4 +609,31 @@ TEST_CASE("train/bench program: help and version are no errors") {
   CHECK(contains(bench({"--version"}).out, "mixgrad "));
 }
 
+TEST_CASE("train/bench program: what one member of a set can't do spares the others") {
+  const Outcome outcome =
+      bench({"mixers", "--cores=sdpa,linear", "--mixers=none", "--lengths=8,16777216", "--batch=4096",
+             "--heads=1", "--head-size=64", "--one-by-one=0", "--device=cpu", "--threads=1", "--seconds=0",
+             "--attempts=1", "--filter=T=[0-9]+$"});
+  CAPTURE(outcome.out);
+  CHECK(outcome.code == 1);
+  for (const char* part : {"core sdpa T=8 ", "core linear T=8 ", "FAILED  core sdpa T=16777216: [memory]",
+                           "FAILED  core linear T=16777216: [memory]"}) {
+    CAPTURE(part);
+    CHECK(contains(outcome.out, part));
+  }
+}
+
+TEST_CASE("train/bench figures: what failed in any round is told once") {
+  Findings all;
+  for (int round = 0; round < 2; ++round) {
+    Findings findings;
+    findings.attempt("good", [&] { findings.figures.push_back(figure_of("a", {1})); });
+    findings.attempt("bad", [] { throw Error("no"); });
+    all.append(std::move(findings));
+  }
+  CHECK(all.figures.at(0).seconds.size() == 2);
+  CHECK(all.failures == std::vector<std::string>{"bad: no"});
+  CHECK_THROWS_AS(all.attempt("x", [] { throw UsageError("a mistake"); }), UsageError);
+}
+
 }  // namespace mixgrad

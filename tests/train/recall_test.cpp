@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tests/train/programs.h"
@@ -145,6 +146,29 @@ TEST_CASE("train/recall: the delta rule learns it and a model without memory doe
   // time.
   CHECK(accuracy("delta") > 0.95);
   CHECK(accuracy("sdpa(window=1)") < 0.2);
+}
+
+TEST_CASE("train/recall program: a model that diverges has its cell and the others are trained") {
+  const ScratchFolder folder;
+  const std::string json = (folder / "all.json").string();
+  // sdpa comes through this learning rate, mamba2 does not: its decays are exponentials of what it learns.
+  const Outcome outcome = run(
+      "recall", {"--mixers=mamba2,sdpa", "--pairs=2", "--keys=4", "--values=4", "--steps=6", "--seeds=2",
+                 "--batch=2", "--test-rows=4", "--lr=1e2", "--threads=1", "--device=cpu", "--json", json});
+  CAPTURE(outcome.out);
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 1);
+  CHECK(contains(outcome.err, "[recall] mamba2, seed 1, step "));
+  CHECK(contains(outcome.err, "[recall] mamba2, seed 2, step "));
+  std::istringstream lines(outcome.out);
+  std::map<std::string, std::string> row_of;
+  for (std::string line; std::getline(lines, line);) row_of[line.substr(0, line.find(' '))] = line;
+  CHECK(contains(row_of["mamba2"], "            diverged  2 of 2 seeds diverged"));
+  CHECK(contains(row_of["sdpa"], "(0."));
+  CHECK_FALSE(contains(row_of["sdpa"], "diverged"));
+  const auto stored = nlohmann::json::parse(file_bytes(json));
+  CHECK(contains(stored["mixers"][0]["seeds"][1]["failure"].get<std::string>(), "mamba2, seed 2"));
+  CHECK(stored["mixers"][1]["seeds"][0]["accuracy"].size() == 1);
 }
 
 }  // namespace mixgrad

@@ -216,10 +216,11 @@ SetResult run_set(const BenchSet& set, const BenchOptions& options, const Instru
     for (int64_t turn = 0; turn < turns; ++turn) {
       std::vector<PeerFigure> theirs;  // first: a command that can't be run shows at once
       if (!options.against.empty()) theirs = run_peer(options.against);
-      Findings ours = set.measure(measuring);
-      check_usage(any_wanted(ours.figures) || any_wanted(ours.derived), "[bench] no figure of '", set.name,
-                  "' matches '", options.filter, "'");
-      if (!options.against.empty()) rounds.add(ours, theirs);
+      Findings ours;
+      ours.attempt(set.name, [&] { ours.append(set.measure(measuring)); });
+      check_usage(!ours.failures.empty() || any_wanted(ours.figures) || any_wanted(ours.derived),
+                  "[bench] no figure of '", set.name, "' matches '", options.filter, "'");
+      if (!options.against.empty() && !ours.figures.empty()) rounds.add(ours, theirs);
       all.append(std::move(ours));
     }
     result.comparisons = rounds.comparisons();
@@ -251,6 +252,7 @@ void print_set(std::ostream& out, const SetResult& result) {
   if (!result.comparisons.empty()) print_comparisons(out, result.comparisons);
   const std::vector<Figure> slowest = slowest_by_share(findings.figures, conditions.before, result.slowest);
   if (!slowest.empty()) print_slowest(out, slowest, conditions.before);
+  for (const std::string& failure : findings.failures) out << "  FAILED  " << failure << '\n';
   out << std::flush;
 }
 
@@ -279,6 +281,7 @@ nlohmann::ordered_json to_json(const SetResult& result) {
           {"disturbance", conditions.disturbance},
           {"figures", figures},
           {"derived", derived},
+          {"failures", result.measured.findings.failures},
           {"against", comparisons},
           {"slowest", slowest}};
 }

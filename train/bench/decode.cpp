@@ -254,14 +254,18 @@ Findings measure_decode(const DecodeOptions& options, const Measuring& measuring
   for (const MixerChoice& choice : single_mixers(options.mixers)) {
     const std::vector<int64_t> lengths = wanted_lengths(mixer_title(choice), options, measuring);
     if (lengths.empty()) continue;
-    MixerReader reader(choice, options, measuring.device);
-    measure_reader(reader, lengths, options, measuring, findings);
+    findings.attempt(mixer_title(choice), [&] {
+      MixerReader reader(choice, options, measuring.device);
+      measure_reader(reader, lengths, options, measuring, findings);
+    });
   }
   const std::string title = "model " + options.model.pattern;
   const std::vector<int64_t> lengths = wanted_lengths(title, options, measuring);
   if (lengths.empty()) return findings;
-  ModelReader reader(title, model_for(options), options.batch, measuring.device);
-  measure_reader(reader, lengths, options, measuring, findings);
+  findings.attempt(title, [&] {
+    ModelReader reader(title, model_for(options), options.batch, measuring.device);
+    measure_reader(reader, lengths, options, measuring, findings);
+  });
   return findings;
 }
 

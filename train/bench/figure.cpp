@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <new>
 
 #include "tensor/error.h"
 
@@ -43,7 +44,23 @@ std::vector<Figure> slowest_by_share(const std::vector<Figure>& figures, const P
   return slowest;
 }
 
+void Findings::attempt(const std::string& member, const std::function<void()>& measure) {
+  try {
+    measure();
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    failures.push_back(str(member, ": ", error.what()));
+  } catch (const std::bad_alloc&) {
+    failures.push_back(str(member, ": [memory] out of memory"));
+  }
+}
+
 void Findings::append(Findings&& round) {
+  for (std::string& failure : round.failures) {
+    if (std::ranges::count(failures, failure) == 0) failures.push_back(std::move(failure));
+  }
+  round.failures = failures;
   if (figures.empty()) {
     *this = std::move(round);
     return;

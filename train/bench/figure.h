@@ -50,7 +50,11 @@ struct Derived {
 struct Findings {
   std::vector<Figure> figures;
   std::vector<Derived> derived;
+  std::vector<std::string> failures{};  // a line for each member of the set that could not be measured
 
+  /// Measures one member of the set; when that throws Error or runs out of memory, it is a failure, and the
+  /// rest of the set goes on.
+  void attempt(const std::string& member, const std::function<void()>& measure);
   /// Adds the times of another round of the same measurements; what is derived is of the last round.
   void append(Findings&& round);
 };

@@ -175,7 +175,9 @@ Findings measure_gemm(const GemmOptions& options, const Measuring& measuring) {
   Findings findings;
   const std::vector<Product> products =
       options.shape.empty() ? products_of_model(options) : products_of_shape(options.shape);
-  for (const Product& product : products) measure_product(product, measuring, findings);
+  for (const Product& product : products) {
+    findings.attempt(product.title(), [&] { measure_product(product, measuring, findings); });
+  }
   return findings;
 }
 

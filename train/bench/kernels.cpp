@@ -302,7 +302,7 @@ Findings measure_kernels(const KernelsOptions& options, const Measuring& measuri
   for (KernelCase& kernel : kernel_cases(options, measuring.device)) {
     const bool any = measuring.wanted(kernel.name) || measuring.wanted(kernel.name + ", forward") ||
                      measuring.wanted(kernel.name + ", backward");
-    if (any) measure_case(kernel, measuring, findings.figures);
+    if (any) findings.attempt(kernel.name, [&] { measure_case(kernel, measuring, findings.figures); });
   }
   return findings;
 }

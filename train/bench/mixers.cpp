@@ -314,19 +314,27 @@ Findings measure_mixers(const MixersOptions& options, const Measuring& measuring
   std::vector<std::string> titles;
   for (const Core* core : chosen_cores(options)) {
     titles.push_back(core_title(*core));
-    for (const int64_t T : lengths)
-      add(measure_core(*core, options, T, options.chunk, titles.back(), measuring));
+    for (const int64_t T : lengths) {
+      findings.attempt(at_length(titles.back(), T), [&] {
+        add(measure_core(*core, options, T, options.chunk, titles.back(), measuring));
+      });
+    }
   }
   derive(titles, "core sdpa", lengths, findings);
   titles.clear();
   for (const MixerChoice& choice : chosen_mixers(options)) {
     titles.push_back(mixer_title(choice));
-    for (const int64_t T : lengths) add(measure_mixer(choice, options, T, measuring));
+    for (const int64_t T : lengths) {
+      findings.attempt(at_length(titles.back(), T),
+                       [&] { add(measure_mixer(choice, options, T, measuring)); });
+    }
   }
   derive(titles, "mixer sdpa", lengths, findings);
   if (options.one_by_one == 0) return findings;
   for (const Core* core : chosen_cores(options)) {
-    if (core->recurrent) measure_one_by_one(*core, options, measuring, findings);
+    if (!core->recurrent) continue;
+    findings.attempt(core_title(*core) + " one by one",
+                     [&] { measure_one_by_one(*core, options, measuring, findings); });
   }
   return findings;
 }
