@@ -38,12 +38,14 @@ void declare(CLI::App& app, TrainOptions& o) {
                      "Optimiser steps, counted from the start of the run; the schedule is of so many, so "
                      "that more of them on --resume raise the learning rate again"));
   optimisation(app.add_option("--minutes", o.minutes,
-                              "Above 0: train for about so long, evaluations included, on --resume for so "
-                              "much longer; --steps, if given with it, is then an upper limit"));
+                              "Above 0: train for about so long, evaluations included, which may read "
+                              "fewer batches then; on --resume, for so much longer; --steps, if given with "
+                              "it, is then an upper limit"));
   optimisation(app.add_option("--lr,--learning-rate", o.learning_rate, "Peak learning rate"));
   optimisation(
       app.add_option("--min-lr", o.min_learning_rate, "Learning rate at the end; -1: a tenth of --lr"));
-  optimisation(app.add_option("--warmup", o.warmup, "Steps until the peak, at most --steps"));
+  optimisation(app.add_option(
+      "--warmup", o.warmup, "Steps until the peak, at most --steps; -1: a tenth of the steps, at most 100"));
   optimisation(app.add_option("--beta1", o.adamw.beta1, "AdamW: decay of the first moment"));
   optimisation(app.add_option("--beta2", o.adamw.beta2, "AdamW: decay of the second moment"));
   optimisation(app.add_option("--weight-decay", o.adamw.weight_decay,
@@ -187,8 +189,9 @@ bool parse_train_options(int argc, char** argv, TrainOptions& options) {
 }
 
 CosineSchedule TrainOptions::schedule(int64_t total_steps) const {
-  return {learning_rate, min_learning_rate < 0 ? learning_rate / 10 : min_learning_rate,
-          std::min(warmup, total_steps), total_steps};
+  const int64_t rising =
+      warmup < 0 ? std::min<int64_t>(100, total_steps / 10) : std::min(warmup, total_steps);
+  return {learning_rate, min_learning_rate < 0 ? learning_rate / 10 : min_learning_rate, rising, total_steps};
 }
 
 void TrainOptions::validate() const {
@@ -203,7 +206,7 @@ void TrainOptions::validate() const {
   check_usage(min_learning_rate == -1 || (min_learning_rate >= 0 && min_learning_rate <= learning_rate),
               "[options] --min-lr: ", min_learning_rate, "; allowed: 0 to --lr ", learning_rate,
               ", or -1: a tenth of it");
-  check_count("warmup", warmup, 0, most_steps);
+  check_count("warmup", warmup, -1, most_steps);
   check_number("beta1", adamw.beta1, 0, 0.9999999);
   check_number("beta2", adamw.beta2, 0, 0.9999999);
   check_number("weight-decay", adamw.weight_decay, 0, 1e3);

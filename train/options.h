@@ -29,7 +29,7 @@ struct TrainOptions {
   double minutes = 0;      // > 0: only as many steps as take about so long
   double learning_rate = 1e-3;
   double min_learning_rate = -1;  // -1: a tenth of learning_rate
-  int64_t warmup = 100;
+  int64_t warmup = -1;            // steps; -1: a tenth of them, at most 100
   AdamWConfig adamw;
   double clip = 1;  // largest gradient norm; 0: no clipping
   uint64_t seed = 1;

@@ -15,6 +15,7 @@
 #include "train/atomic_file.h"
 #include "train/checkpoint.h"
 #include "train/memory.h"
+#include "train/plan.h"
 #include "train/plots.h"
 #include "train/run_file.h"
 #include "train/saved_model.h"
@@ -31,7 +32,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int64_t least_timed_steps = 10;  // on which --minutes is based
 constexpr int64_t sample_tokens = 400;
 constexpr int64_t excerpt_tokens = 64;
 
@@ -97,6 +97,7 @@ Trainer::Trainer(const TrainOptions& options)
       dropout_(options.seed, Stream::dropout),
       total_steps_(options.steps),
       planned_(options.minutes == 0),
+      eval_batches_(options.eval_batches),
       progress_(options.log_every) {
   if (options_.threads > 0) set_thread_count(static_cast<int>(options_.threads));
   set_matrix_precision(parse_precision(options_.precision), device_);
@@ -161,6 +162,8 @@ void Trainer::load_newest_checkpoint() {
       plan.at("steps") == options_.steps) {
     total_steps_ = plan.at("total_steps");
     planned_ = plan.at("final");
+    if (plan.value("asked_eval_batches", int64_t{-1}) == options_.eval_batches)
+      eval_batches_ = plan.at("eval_batches");
   }
 }
 
@@ -249,40 +252,55 @@ MetricsRow Trainer::train_step() {
 /// evaluations and from its start on, takes that time.
 void Trainer::plan_steps(double step_seconds) {
   const double budget = 60 * options_.minutes;
+  if (untimed_step_) {  // the first one allocates: it is not typical
+    untimed_step_ = false;
+    return;
+  }
   ++timed_steps_;
-  if (timed_steps_ > 1) timed_seconds_ += step_seconds;  // the first one allocates: it is not typical
-  if (timed_steps_ < least_timed_steps || timed_seconds_ < std::min(5.0, budget / 50)) return;
+  timed_seconds_ += step_seconds;
+  if (!timed_enough(timed_steps_, timed_seconds_, budget)) return;
 
-  const double step = timed_seconds_ / static_cast<double>(timed_steps_ - 1);
-  const double evaluation = evaluation_seconds();
+  const int64_t all = evaluation_batches();
+  RunTimes times{.step_seconds = timed_seconds_ / static_cast<double>(timed_steps_),
+                 .batch_seconds = evaluation_batch_seconds(all)};
   if (interrupt() != 0) return;
-  const double left = budget - seconds_since(start_) - evaluation;  // one at the end
-  const double step_and_share = step + evaluation / static_cast<double>(options_.eval_every);
-  const auto affordable = static_cast<int64_t>(std::max(0.0, left) / step_and_share);
-  total_steps_ = std::min(options_.steps, step_ + affordable);
+  times.left_seconds = budget - seconds_since(start_);
+  const RunPlan plan = plan_run(times, options_.eval_every, all);
+  total_steps_ = std::min(options_.steps, step_ + plan.steps);
+  if (plan.eval_batches < all) eval_batches_ = plan.eval_batches;
   planned_ = true;
   progress_.plan(step_, total_steps_);
-  progress_.say(str("planned   ", total_steps_, " steps for ", options_.minutes, " minutes: ",
-                    duration_text(step), " a step, ", duration_text(evaluation), " an evaluation"));
+  progress_.say(
+      str("planned   ", total_steps_, " steps for ", options_.minutes,
+          " minutes: ", duration_text(times.step_seconds), " a step, ",
+          duration_text(times.batch_seconds * static_cast<double>(plan.eval_batches)), " an evaluation",
+          plan.eval_batches < all ? str(" of ", plan.eval_batches, " batches instead of ", all) : ""));
   describe_run();
 }
 
-/// What an evaluation takes, from a few of its batches.
-double Trainer::evaluation_seconds() {
-  const EvaluationBatches batches(corpus_.parts.validation, options_.batch, config_.context);
-  const int64_t wanted = options_.eval_batches > 0 ? options_.eval_batches : batches.size();
-  const int64_t all = std::min(wanted, batches.size());
+/// How many batches an evaluation has, unless a plan shortens it.
+int64_t Trainer::evaluation_batches() const {
+  const int64_t all = EvaluationBatches(corpus_.parts.validation, options_.batch, config_.context).size();
+  return options_.eval_batches > 0 ? std::min(options_.eval_batches, all) : all;
+}
+
+/// What one of them takes, by a few.
+double Trainer::evaluation_batch_seconds(int64_t all) {
   const int64_t timed = std::min<int64_t>(all, 4);
-  evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, 1);  // allocates
+  evaluate_batches(1);  // allocates
   const Clock::time_point start = Clock::now();
-  evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, timed);
-  return seconds_since(start) * static_cast<double>(all) / static_cast<double>(timed);
+  evaluate_batches(timed);
+  return seconds_since(start) / static_cast<double>(timed);
+}
+
+/// Empty when an interrupt arrives on the way.
+std::optional<Evaluation> Trainer::evaluate_batches(int64_t most) {
+  return evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, most);
 }
 
 /// Empty cells stay when an interrupt arrives on the way.
 void Trainer::evaluate_into(MetricsRow& row) {
-  const auto evaluation =
-      evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, options_.eval_batches);
+  const auto evaluation = evaluate_batches(eval_batches_);
   if (!evaluation) return;
   check(std::isfinite(evaluation->nats_per_token), "[train] step ", step_, ": validation loss ",
         evaluation->nats_per_token, ", learning rate ", row.learning_rate.value_or(0), "; stopped, ",
@@ -319,6 +337,8 @@ void Trainer::save() {
                                             {{"steps", options_.steps},
                                              {"minutes", options_.minutes},
                                              {"total_steps", total_steps_},
+                                             {"asked_eval_batches", options_.eval_batches},
+                                             {"eval_batches", eval_batches_},
                                              {"final", planned_}}},
                                            {"dropout_position", std::to_string(dropout_.position())}}});
   saved_step_ = step_;
@@ -380,8 +400,7 @@ void Trainer::finish() {
   sample();
   draw_pictures();
   if (!last_evaluation_) {  // nothing was left to do for this run
-    last_evaluation_ =
-        evaluate(*model_, corpus_.tokenizer, corpus_.parts.validation, options_.batch, options_.eval_batches);
+    last_evaluation_ = evaluate_batches(eval_batches_);
   }
   if (last_evaluation_) {
     progress_.say(str("validation loss  ", last_evaluation_->nats_per_token, " nats per token, ",

@@ -51,7 +51,9 @@ class Trainer {
   StepBatches batches() const;
   MetricsRow train_step();
   void plan_steps(double step_seconds);
-  double evaluation_seconds();
+  int64_t evaluation_batches() const;
+  double evaluation_batch_seconds(int64_t all);
+  std::optional<Evaluation> evaluate_batches(int64_t most);
   void evaluate_into(MetricsRow& row);
   void make_up_evaluation();
   bool due(int64_t interval) const { return step_ % interval == 0 || step_ == total_steps_; }
@@ -77,8 +79,10 @@ class Trainer {
   int64_t step_ = 0;          // whole steps done
   int64_t first_step_ = 0;    // those of processes before this one
   int64_t total_steps_;
-  bool planned_;             // total_steps_ is final: --minutes has been turned into steps
-  int64_t timed_steps_ = 0;  // what that is based on
+  bool planned_;              // total_steps_ is final: --minutes has been turned into steps
+  int64_t eval_batches_;      // 0: the whole validation part
+  bool untimed_step_ = true;  // the next one is left out of what --minutes is based on
+  int64_t timed_steps_ = 0;
   double timed_seconds_ = 0;
   int64_t saved_step_ = -1;  // the step of the newest checkpoint
   std::optional<Evaluation> last_evaluation_;

@@ -196,7 +196,7 @@ TEST_CASE("train/options: numbers out of range and not finite are refused") {
                            "--batch=99999999",
                            "--accumulate=0",
                            "--steps=0",
-                           "--warmup=-1",
+                           "--warmup=-2",
                            "--eval-every=0",
                            "--eval-every=-5",
                            "--eval-batches=-1",
@@ -268,6 +268,21 @@ TEST_CASE("train/options: the learning rate at the ends of the schedule") {
   CHECK(schedule.rate(52) == doctest::Approx(0.3125));  // half-way down
   options.min_learning_rate = -1;
   CHECK(options.schedule(end).rate(end) == doctest::Approx(0.05));
+}
+
+TEST_CASE("train/options: the warm-up is a tenth of a short run unless it is given") {
+  const TrainOptions options = parsed({});
+  const auto peak_step = [&](int64_t total) {
+    const CosineSchedule schedule = options.schedule(total);
+    int64_t step = 0;
+    while (schedule.rate(step) < options.learning_rate) ++step;
+    return step;
+  };
+  CHECK(peak_step(93) == 8);
+  CHECK(peak_step(1000) == 99);
+  CHECK(peak_step(100000) == 99);
+  CHECK(peak_step(5) == 0);
+  CHECK(parsed({"--warmup=70"}).schedule(93).rate(0) == doctest::Approx(options.learning_rate / 70));
 }
 
 TEST_CASE("train/options: a length that is given to a resumed run beats the one that is stored") {
