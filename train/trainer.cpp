@@ -156,6 +156,9 @@ void Trainer::load_newest_checkpoint() {
   optimizer_->set_steps(step_);
   dropout_ =
       Generator(options_.seed, Stream::dropout, std::stoull(field("dropout_position").get<std::string>()));
+  // Older checkpoints, and those of runs that were interrupted at once, do not know which is the best.
+  if (const auto best = state.find("best"); best != state.end() && !best->is_null())
+    best_ = SavedLoss{best->at("step"), best->at("loss")};
   // Steps that were derived from --minutes stay, so that the schedule does, unless other ones are asked for.
   const nlohmann::json& plan = field("plan");
   if (!options_.more_minutes && plan.at("minutes") == options_.minutes &&
@@ -168,6 +171,7 @@ void Trainer::load_newest_checkpoint() {
 }
 
 std::string Trainer::saved_checkpoint_text() const {
+  if (best_) return str("the checkpoint of step ", best_->step, " is intact, its loss ", best_->loss);
   return saved_step_ < 0 ? "no checkpoint was made yet"
                          : str("the checkpoint of step ", saved_step_, " is intact");
 }
@@ -321,26 +325,53 @@ void Trainer::make_up_evaluation() {
   MetricsFile(metrics_path_).append(row);
 }
 
+/// Judges the parameters by the first batches of the validation part, the same each time. A run that has
+/// diverged must not push out what it has learned before.
+bool Trainer::worth_saving() {
+  const auto judged = evaluate_batches(4);
+  if (!judged) return true;  // interrupted: better saved than judged
+  const double loss = judged->nats_per_token, guess = std::log(static_cast<double>(config_.vocabulary));
+  check(std::isfinite(loss), "[train] step ", step_, ": validation loss ", loss, ", learning rate ",
+        options_.schedule(total_steps_).rate(step_ - 1), "; stopped, ", saved_checkpoint_text());
+  const bool worse_than_guessing = loss > guess, has_better = best_ && best_->loss <= guess;
+  if (worse_than_guessing) {
+    progress_.say(str("note: after step ", step_, " the loss is ", loss, ", above the ", guess,
+                      " of a guess without training; ",
+                      has_better ? "not saved, " + saved_checkpoint_text() : "saved all the same"));
+  }
+  if (worse_than_guessing && has_better) return false;
+  if (!best_ || loss < best_->loss) best_ = SavedLoss{step_, loss};
+  return true;
+}
+
 void Trainer::save() {
   if (saved_step_ == step_) return;
   for (const Parameter& parameter : parameters_) {
     check(count_not_finite(parameter.variable->value()) == 0, "[train] step ", step_, ": parameter ",
           parameter.name, " is no longer finite; stopped, ", saved_checkpoint_text());
   }
-  save_checkpoint(options_.out, {.step = step_,
-                                 .model = named_values(*model_),
-                                 .optimizer = optimizer_->state(),
-                                 .state = {{"model", config_},
-                                           {"tokenizer", corpus_.tokenizer.to_json()},
-                                           {"identity", identity()},
-                                           {"plan",
-                                            {{"steps", options_.steps},
-                                             {"minutes", options_.minutes},
-                                             {"total_steps", total_steps_},
-                                             {"asked_eval_batches", options_.eval_batches},
-                                             {"eval_batches", eval_batches_},
-                                             {"final", planned_}}},
-                                           {"dropout_position", std::to_string(dropout_.position())}}});
+  if (!worth_saving()) return;
+  nlohmann::json best;
+  if (best_) best = {{"step", best_->step}, {"loss", best_->loss}};
+  Retention retention;
+  if (best_) retention.steps = {best_->step};
+  save_checkpoint(options_.out,
+                  {.step = step_,
+                   .model = named_values(*model_),
+                   .optimizer = optimizer_->state(),
+                   .state = {{"model", config_},
+                             {"tokenizer", corpus_.tokenizer.to_json()},
+                             {"identity", identity()},
+                             {"plan",
+                              {{"steps", options_.steps},
+                               {"minutes", options_.minutes},
+                               {"total_steps", total_steps_},
+                               {"asked_eval_batches", options_.eval_batches},
+                               {"eval_batches", eval_batches_},
+                               {"final", planned_}}},
+                             {"best", best},
+                             {"dropout_position", std::to_string(dropout_.position())}}},
+                  retention);
   saved_step_ = step_;
   describe_run();
 }
@@ -410,6 +441,9 @@ void Trainer::finish() {
   progress_.say(str("memory           ", bytes_text(Allocator::of(device_).stats().peak_bytes),
                     " in tensors, ", bytes_text(process_peak_bytes()), " in the process, at their peaks"));
   progress_.say(str("checkpoint       ", newest_checkpoint(options_.out).value_or(options_.out).string()));
+  if (best_ && best_->step != saved_step_) {
+    progress_.say(str("best checkpoint  that of step ", best_->step, ", which stays"));
+  }
   for (const char* name : {"metrics.csv", "loss.png", "responsibilities.png"}) {
     const std::filesystem::path path = options_.out / name;
     const bool picture = path.extension() == ".png";

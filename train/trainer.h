@@ -24,6 +24,12 @@ struct Corpus {
   uint32_t crc32;  // of the text's bytes: a resumed run must read the same
 };
 
+/// How good a checkpoint is.
+struct SavedLoss {
+  int64_t step;
+  double loss;  // on a few batches of the validation part
+};
+
 /// One run: from the options to a trained model in options.out, with everything that is written on the way.
 ///
 /// A run is a function of its options and its data: batches are drawn by step number, dropout by a generator
@@ -57,6 +63,7 @@ class Trainer {
   void evaluate_into(MetricsRow& row);
   void make_up_evaluation();
   bool due(int64_t interval) const { return step_ % interval == 0 || step_ == total_steps_; }
+  bool worth_saving();
   void save();
   void sample();
   void draw_pictures();
@@ -84,7 +91,8 @@ class Trainer {
   bool untimed_step_ = true;  // the next one is left out of what --minutes is based on
   int64_t timed_steps_ = 0;
   double timed_seconds_ = 0;
-  int64_t saved_step_ = -1;  // the step of the newest checkpoint
+  int64_t saved_step_ = -1;        // the step of the newest checkpoint
+  std::optional<SavedLoss> best_;  // the checkpoint with the lowest loss, which stays
   std::optional<Evaluation> last_evaluation_;
   Progress progress_;
 };

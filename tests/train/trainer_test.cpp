@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <set>
 
 #include "nn/mixer.h"
 #include "tensor/allocator.h"
@@ -269,7 +270,6 @@ TEST_CASE("train/trainer: numbers that are no longer finite end the run and spar
   options.steps = 200;
   options.learning_rate = 1e9;
   options.clip = 0;
-  options.checkpoint_every = 1;
   std::string message;
   {
     const CapturedOutput output;
@@ -283,12 +283,69 @@ TEST_CASE("train/trainer: numbers that are no longer finite end the run and spar
   const auto newest = newest_checkpoint(options.out);
   REQUIRE(newest.has_value());
   const Checkpoint checkpoint = load_checkpoint(*newest);
-  CHECK(contains(message, str("the checkpoint of step ", checkpoint.step)));
+  CHECK(checkpoint.step == 10);
+  CHECK(contains(message, "the checkpoint of step 10 is intact, its loss "));
   for (const auto& [name, tensor] : checkpoint.model) {
     for (const double value : tensor.to_vector()) REQUIRE(std::isfinite(value));
   }
   for (const MetricsRow& row : rows_of(options)) CHECK(std::isfinite(row.train_loss.value()));
   CHECK(file_bytes(options.out / "loss.png") == picture);
+}
+
+TEST_CASE("train/trainer: a run that diverges keeps its good checkpoints and says what it does not save") {
+  const Workplace work;
+  TrainOptions options = work.options("run");
+  options.steps = 100;
+  options.learning_rate = 1e-2;
+  train_quietly(options);
+  const auto good = snapshot(options.out / "step-00000100");
+
+  // Finite losses far above a guess, ln 256 = 5.5: the gradients are clipped, the steps are not.
+  options.resume = true;
+  options.steps = 160;
+  options.learning_rate = options.min_learning_rate = 10;
+  options.checkpoint_every = 10;
+  const std::string output = train_quietly(options);
+  CHECK(rows_of(options).back().val_loss.value() > std::log(256));
+  CHECK(contains(output, "note: after step 160 the loss is "));
+  CHECK(contains(output, "not saved, the checkpoint of step 100 is intact, its loss "));
+  CHECK(snapshot(options.out / "step-00000100") == good);
+  CHECK(newest_checkpoint(options.out) == options.out / "step-00000100");
+}
+
+TEST_CASE("train/trainer: the best checkpoint stays whatever its age") {
+  const Workplace work;
+  // What validates has the letters of what is learned, but not its words: who knows these guesses worse.
+  std::string letters;
+  Generator generator(4);
+  for (int i = 0; i < 311; ++i) letters += "abcd "[static_cast<int>(generator.uniform() * 5)];
+  write_bytes(work.text, words_text(400) + letters);
+  TrainOptions options = work.options("run");
+  options.steps = 2000;
+  options.learning_rate = 3e-2;
+  options.batch = 8;
+  options.checkpoint_every = 100;
+  const std::string output = train_quietly(options);
+  std::set<std::string> steps;
+  for (const auto& entry : std::filesystem::directory_iterator(options.out)) {
+    if (entry.is_directory()) steps.insert(entry.path().filename().string());
+  }
+  const nlohmann::json best = load_checkpoint(options.out / "step-00002000").state["best"];
+  CAPTURE(best.dump());
+  const int64_t step = best["step"];
+  CHECK(step < 1900);
+  CHECK(steps == std::set<std::string>{str("step-0000", step < 1000 ? "0" : "", step), "step-00001900",
+                                       "step-00002000"});
+  CHECK(contains(output, str("best checkpoint  that of step ", step)));
+}
+
+TEST_CASE("train/trainer: a first checkpoint that is no better than a guess is saved and said to be so") {
+  const Workplace work;
+  TrainOptions options = work.options("run");
+  options.steps = 3;
+  options.learning_rate = 1e3;
+  CHECK(contains(train_quietly(options), "of a guess without training; saved all the same"));
+  CHECK(newest_checkpoint(options.out) == options.out / "step-00000003");
 }
 
 TEST_CASE("train/trainer: a check for finite values names the step and the layer and the op") {
