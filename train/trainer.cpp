@@ -48,7 +48,11 @@ Corpus read_corpus(const TrainOptions& options) {
   const auto crc = crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size());
   const Tokenizer tokenizer = Tokenizer::make(options.tokenizer, text);
   Split parts = split_tokens(tokenizer.encode(text), options.model.context, options.train_fraction);
-  return {tokenizer, std::move(parts), static_cast<uint32_t>(crc)};
+  return {.tokenizer = tokenizer,
+          .parts = std::move(parts),
+          .crc32 = static_cast<uint32_t>(crc),
+          .has_byte_order_mark = text.starts_with("\xEF\xBB\xBF"),
+          .has_crlf = text.find("\r\n") != text.npos};
 }
 
 ModelConfig model_config(const TrainOptions& options, const Tokenizer& tokenizer) {
@@ -196,6 +200,21 @@ void Trainer::describe_run() const {
       {{"device", describe(device_)}, {"threads", thread_count()}, {"options", options_.effective()}});
 }
 
+/// What is probably not meant, though it can be trained.
+std::vector<std::string> Trainer::notes() const {
+  std::vector<std::string> notes;
+  if (corpus_.has_byte_order_mark) {
+    notes.push_back("the text begins with a byte order mark, which is learned as a part of it");
+  }
+  if (corpus_.has_crlf) {
+    notes.push_back("the text has lines that end in CR LF, which are learned as they are: two characters");
+  }
+  if (config_.width == 1 && config_.norm == "layer") {
+    notes.push_back("with --width 1 every LayerNorm gives 0, so that gradients are 0 and nothing is learned");
+  }
+  return notes;
+}
+
 void Trainer::announce() {
   const auto line = [&](const char* title, const auto&... parts) {
     const std::string name = title;
@@ -216,6 +235,7 @@ void Trainer::announce() {
        describe(device_), fell_back ? str(" (", why_no_gpu(), ")") : "", ", ", thread_count(),
        " threads, into ", options_.out.string());
   if (step_ > 0) line("resumed", "after step ", step_);
+  for (const std::string& note : notes()) progress_.say("note: " + note);
 }
 
 StepBatches Trainer::batches() const {

@@ -22,6 +22,7 @@ struct Corpus {
   Tokenizer tokenizer;
   Split parts;
   uint32_t crc32;  // of the text's bytes: a resumed run must read the same
+  bool has_byte_order_mark, has_crlf;
 };
 
 /// How good a checkpoint is.
@@ -52,6 +53,7 @@ class Trainer {
   std::string saved_checkpoint_text() const;
   nlohmann::ordered_json derived_numbers() const;
   void describe_run() const;
+  std::vector<std::string> notes() const;
   void announce();
 
   StepBatches batches() const;

@@ -473,6 +473,27 @@ TEST_CASE("train/trainer: what can't be read or is too short leaves no folder be
   CHECK(contains(message(work.folder / "shorter.txt"), "the training part has 15 tokens; a context of 16"));
 }
 
+TEST_CASE("train/trainer: what is probably not meant is noted and trained") {
+  const Workplace work;
+  TrainOptions options = work.options("plain");
+  CHECK_FALSE(contains(train_quietly(options), "note: "));
+  write_bytes(work.text, "\xEF\xBB\xBF" + words_text(200));
+  options.out = work.folder / "mark";
+  std::string output = train_quietly(options);
+  CHECK(contains(output, "note: the text begins with a byte order mark"));
+  CHECK_FALSE(contains(output, "CR LF"));
+  write_bytes(work.text, words_text(100) + "\r\n" + words_text(100));
+  options.out = work.folder / "lines";
+  output = train_quietly(options);
+  CHECK(contains(output, "note: the text has lines that end in CR LF"));
+  CHECK_FALSE(contains(output, "byte order mark"));
+  options.out = work.folder / "narrow";
+  options.model.pattern = "sdpa";
+  options.model.width = options.model.heads = 1;
+  CHECK(contains(train_quietly(options), "note: with --width 1 "));
+  for (const MetricsRow& row : rows_of(options)) CHECK(row.grad_norm.value() < 1e-2);
+}
+
 TEST_CASE("train/trainer: what can't fit into memory is refused before it is tried") {
   const Workplace work;
   write_bytes(work.text, words_text(8000));
