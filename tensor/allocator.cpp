@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tensor/cpu_info.h"
 #include "tensor/error.h"
 
 namespace mixgrad {
@@ -39,8 +40,10 @@ Allocator::Allocator(MemorySource source) : source_(std::move(source)) {
 }
 
 void Allocator::fail(int64_t bytes) const {
-  throw Error(str("[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes,
-                  " in use, the machine has ", source_.total_bytes(), "; reduce batch, context or width"));
+  const int64_t total = source_.total_bytes(), limit = address_limit_bytes();
+  throw Error(str("[memory] out of memory: ", bytes, " bytes needed, ", stats_.live_bytes, " in use, ",
+                  limit < total ? "this process may have " : "the machine has ", std::min(limit, total) >> 20,
+                  " MiB; reduce batch, context or width"));
 }
 
 void* Allocator::system_allocate(int64_t bytes) {

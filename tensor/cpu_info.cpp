@@ -105,6 +105,13 @@ int usable_cores() {
 
 int64_t most_threads() { return 4 * int64_t{usable_cores()}; }
 
+int64_t address_limit_bytes() {
+  constexpr rlim_t most = std::numeric_limits<int64_t>::max();
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0) return most;
+  return static_cast<int64_t>(std::min(limit.rlim_cur, most));
+}
+
 int64_t process_peak_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -24,6 +24,8 @@ int allowed_cores(int (*read_mask)(pid_t, size_t, cpu_set_t*) = sched_getaffinit
 /// How many threads programs allow: four for each usable core. More would only wait for each other.
 int64_t most_threads();
 
+/// Bytes of addresses that this process may have (ulimit -v); the largest number without a limit.
+int64_t address_limit_bytes();
 /// Most memory that this process has ever held, as the operating system counts it.
 int64_t process_peak_bytes();
 

@@ -8,6 +8,7 @@
 
 #include "models/generate.h"
 #include "nn/optimizer.h"
+#include "tensor/cpu_info.h"
 #include "tensor/measure.h"
 
 namespace mixgrad {
@@ -45,7 +46,9 @@ int64_t available_memory_bytes(Device device) {
   if (!available) return unlimited;
   const int64_t swap = kernel_figure("/proc/meminfo", "SwapFree:").value_or(0);
   const int64_t held = kernel_figure("/proc/self/status", "VmRSS:").value_or(0);
-  return std::min(*available + swap, std::max<int64_t>(0, container_limit() - held));
+  const int64_t addressed = kernel_figure("/proc/self/status", "VmSize:").value_or(0);
+  const int64_t limits = std::min(container_limit() - held, address_limit_bytes() - addressed);
+  return std::min(*available + swap, std::max<int64_t>(0, limits));
 }
 
 double least_training_bytes(const ModelConfig& config, int64_t B) {

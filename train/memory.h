@@ -9,8 +9,8 @@
 namespace mixgrad {
 
 /// Bytes that this process can still take. Of a GPU, what is free; of the CPU, what the system calls
-/// available and its free swap, or what a container's limit leaves where that is less. Without these figures
-/// (not Linux), no limit.
+/// available and its free swap, or what the limits of a container or of the process leave where that is less.
+/// Without these figures (not Linux), no limit.
 int64_t available_memory_bytes(Device device);
 
 /// Bytes that training holds at the very least: weights, gradients and two moments of the large matrices, and

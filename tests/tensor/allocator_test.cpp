@@ -141,6 +141,7 @@ TEST_CASE("tensor/allocator: a request beyond the machine is refused with the nu
     const std::string message = error_of([&] { allocator().allocate(bytes); });
     CHECK(contains(message, str("[memory] out of memory: ", bytes, " bytes needed, ")));
     CHECK(contains(message, " in use, the machine has "));
+    CHECK(contains(message, " MiB; "));
     CHECK(contains(message, "reduce batch, context or width"));
   }
   CHECK(contains(error_of([] { allocator().allocate(-1); }), "a size of -1 bytes"));

@@ -67,6 +67,24 @@ TEST_CASE("train/train program: mistakes end with code 2 and failures with 1 and
   CHECK_FALSE(std::filesystem::exists(work.folder / "run"));
 }
 
+TEST_CASE("train/train program: a limit on the addresses of the process is named in MiB") {
+#if defined(__SANITIZE_ADDRESS__)
+  return;  // which needs more addresses than any such limit
+#endif
+  const Workplace work;
+  const std::string command =
+      str("ulimit -v 400000; exec '", program("train").string(),
+          "' --threads 1 --layers 4 --width 256 --mixer sdpa ", "--context 128 --batch 32 --data '",
+          work.text.string(), "' --out '", (work.folder / "run").string(), "' 2> '",
+          (work.folder / "err").string(), "' > /dev/null");
+  const int status = std::system(command.c_str());
+  const std::string message = file_bytes(work.folder / "err");
+  CAPTURE(message);
+  CHECK(WEXITSTATUS(status) == 1);
+  CHECK(is_one_line(message));
+  CHECK(contains(message, "this process may have 390 MiB"));
+}
+
 TEST_CASE("train/train program: help and version are printed and nothing else is done") {
   for (const char* name : {"train", "generate"}) {
     CHECK(run(name, {"--help"}).code == 0);
