@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
+#include <system_error>
 
 #include "tensor/error.h"
 
@@ -25,6 +26,11 @@ int write_flushed(const std::string& path, std::string_view bytes) {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes) {
   const std::string target = path.string(), temporary = target + ".tmp";
+  std::error_code unknown;
+  const std::filesystem::file_status there = std::filesystem::symlink_status(path, unknown);
+  // A rename would put a file in the place of a device, or of a link to one.
+  check(!std::filesystem::exists(there) || std::filesystem::is_regular_file(there), "[file] can't write ",
+        target, ": it is no regular file");
   int reason = write_flushed(temporary, bytes);
   if (reason == 0 && std::rename(temporary.c_str(), target.c_str()) != 0) reason = errno;
   if (reason == 0) return;

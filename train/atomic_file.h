@@ -9,8 +9,9 @@
 namespace mixgrad {
 
 /// Makes bytes the whole content of the file at path: they are written to "path.tmp" beside it, flushed to
-/// the disk, then renamed over path. Throws Error with path and the system's reason (disk full, read-only, no
-/// such directory); the temporary file is then gone and an older file at path is as it was.
+/// the disk, then renamed over path. Throws Error with path and reason (the system's: disk full, read-only,
+/// no such directory; or that something other than a regular file is there); the temporary file is then gone
+/// and what was at path is as it was.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace mixgrad

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <stb_image.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -266,6 +267,25 @@ TEST_CASE("train/plots: points that are not finite change nothing") {
   CHECK(file_bytes(folder / "dirty.png") == file_bytes(folder / "clean.png"));
 }
 
+TEST_CASE("train/plots: a picture takes the place of a regular file only") {
+  const ScratchFolder folder;
+  std::filesystem::create_symlink("/dev/null", folder / "link.png");
+  REQUIRE(::mkfifo((folder / "pipe.png").c_str(), 0600) == 0);
+  std::filesystem::create_directory(folder / "folder.png");
+  for (const char* name : {"link.png", "pipe.png", "folder.png"}) {
+    CAPTURE(name);
+    const auto kind = std::filesystem::symlink_status(folder / name).type();
+    CHECK(contains(error_of([&] {
+                     plot_loss(folder / name, {{1, 2}}, {}, "run");
+                   }),
+                   "it is no regular file"));
+    CHECK(std::filesystem::symlink_status(folder / name).type() == kind);
+  }
+  plot_loss(folder / "new.png", {{1, 2}}, {}, "run");
+  plot_loss(folder / "new.png", {{1, 3}}, {}, "run");
+  CHECK(folder.files() == 4);
+}
+
 TEST_CASE("train/plots: no point and one point and flat or huge curves give a picture") {
   const ScratchFolder folder;
   plot_loss(folder / "empty.png", {}, {}, "");
@@ -458,7 +478,7 @@ TEST_CASE("train/plots: a picture that can't be written leaves the old one and n
   CHECK(folder.files() == 1);
   CHECK(contains(error_of([&] { plot_loss(folder / "no/loss.png", {}, {}, ""); }),
                  "No such file or directory"));
-  CHECK(contains(error_of([&] { plot_loss(folder.path(), {}, {}, ""); }), "Is a directory"));
+  CHECK(contains(error_of([&] { plot_loss(folder.path(), {}, {}, ""); }), "it is no regular file"));
   CHECK_FALSE(std::filesystem::exists(folder.path().string() + ".tmp"));
 }
 
