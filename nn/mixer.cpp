@@ -32,12 +32,13 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
 }  // namespace
 
 const MixerKind& find_mixer(const std::string& name) {
-  std::vector<std::string> known;
+  std::vector<std::string> names, known;
   for (const MixerKind& kind : mixer_kinds()) {
     if (kind.name == name) return kind;
-    known.push_back(kind.name);
+    names.push_back(kind.name);
+    known.push_back(kind.name + (kind.forms.causal ? "" : " (not causal)"));
   }
-  throw UsageError(str("[mixer] unknown mixer '", name, "'; known: ", join(known), suggestion(name, known)));
+  throw UsageError(str("[mixer] unknown mixer '", name, "'; known: ", join(known), suggestion(name, names)));
 }
 
 int64_t MixerState::bytes() const {

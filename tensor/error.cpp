@@ -31,6 +31,9 @@ static size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  for (const std::string& candidate : candidates) {  // a beginning is a shorthand rather than a typo
+    if (word.size() >= 3 && candidate.starts_with(word)) return candidate;
+  }
   std::string best;
   size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {

@@ -114,13 +114,16 @@ void print_help(const Commands& commands) {
   for (const Command& command : commands.all()) {
     CLI::App app(command.summary, "bench " + command.name);
     command.declare(app);
+    format_help(app);
     std::cout << app.help() << '\n';
   }
   CLI::App common("Options of every command", "bench COMMAND");
   BenchOptions options;
   declare_bench_options(common, options);
   add_version(common);
-  std::cout << common.help() << '\n' << mixers_help();
+  add_mixers_help(common);
+  format_help(common);
+  std::cout << common.help();
 }
 
 /// Measures the commands' sets and shows each when it is done; whether nothing failed.
@@ -146,6 +149,10 @@ bool run_commands(const std::vector<Command>& commands, const BenchOptions& opti
 int bench(int argc, char** argv) {
   const Commands commands;
   const std::string name = argc > 1 ? argv[1] : "";
+  if (name == "--help-mixers") {
+    std::cout << mixers_help();
+    return 0;
+  }
   if (name == "--help" || name == "-h") {
     print_help(commands);
     return 0;
@@ -158,7 +165,7 @@ int bench(int argc, char** argv) {
   if (chosen.size() == 1) chosen[0].declare(app);
   declare_bench_options(app, options);
   add_version(app);
-  app.footer(mixers_help());
+  add_mixers_help(app);
   if (!parse(app, name == "--version" ? argc : argc - 1, name == "--version" ? argv : argv + 1)) return 0;
   options.validate();
   for (const Command& command : chosen) command.validate();

@@ -55,6 +55,7 @@ class ConfigReader : public CLI::ConfigBase {
     std::set<const CLI::Option*> seen;
     std::string line;
     for (int64_t number = 1; std::getline(input, line); ++number) {
+      if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // some editors' byte order mark
       line = trimmed(line);
       if (line.empty() || line[0] == '#') continue;
       const std::string where = str("[config] line ", number, ": ");
@@ -122,16 +123,53 @@ void open_standard_descriptors() {
   }
 }
 
+/// A message for a terminal: one line, with its beginning and end where a long input is quoted in it.
 std::string one_line(std::string text) {
+  constexpr size_t longest = 1000, kept = 400;
+  if (text.size() > longest) text.replace(kept, text.size() - 2 * kept, " ... ");
   for (char& c : text) {
     if (c == '\n') c = ' ';
   }
   return text.substr(0, text.find_last_not_of(' ') + 1);
 }
 
+/// Options with their descriptions beside them, no line longer than help_columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    constexpr size_t indent = 30;
+    std::string name = "  " + make_option_name(option, is_positional) + make_option_opts(option);
+    name +=
+        name.size() + 2 > indent ? "\n" + std::string(indent, ' ') : std::string(indent - name.size(), ' ');
+    return name + folded(make_option_desc(option), indent) + "\n";
+  }
+};
+
 }  // namespace
 
+std::string folded(const std::string& text, size_t indent) {
+  std::string out;
+  size_t column = indent;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const bool first = column == indent;
+    if (!first && column + 1 + word.size() > help_columns) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (!first) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += word.size();
+  }
+  return out;
+}
+
+void format_help(CLI::App& app) { app.formatter(std::make_shared<HelpFormatter>()); }
+
 bool parse(CLI::App& app, int argc, char** argv) {
+  format_help(app);
   app.config_formatter(std::make_shared<ConfigReader>(app));
   app.allow_extras();  // they are refused here, in our words
   for (CLI::Option* option : app.get_options()) {

@@ -10,6 +10,13 @@ namespace mixgrad {
 /// with the nearest known one. Returns false when --help or --version was asked for and printed.
 bool parse(CLI::App& app, int argc, char** argv);
 
+/// No line of a help is longer.
+inline constexpr size_t help_columns = 100;
+/// A text that begins in the column `indent`, broken at spaces into lines that begin there too.
+std::string folded(const std::string& text, size_t indent);
+/// Makes the app's help keep to help_columns; parse() does so.
+void format_help(CLI::App& app);
+
 /// The parts of a list with commas between them.
 std::vector<std::string> split_list(const std::string& list);
 /// Whole numbers with commas between them. Throws UsageError that names the option, for anything else, for a

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -73,7 +74,7 @@ void declare(CLI::App& app, TrainOptions& o) {
   running(app.add_option("--precision", o.precision, precision_help));
   app.set_config("--config", "", "File of key = value lines; the command line wins");
   add_version(app);
-  app.footer(mixers_help());
+  add_mixers_help(app);
 }
 
 /// The options in a run's run.json, as arguments; those that are settled are left out.
@@ -106,6 +107,10 @@ void check_number(const char* option, double value, double minimum, double maxim
               value, "; allowed: ", minimum, " to ", maximum);
 }
 
+void check_decay(const char* option, double value) {
+  check_usage(value >= 0 && value < 1, "[options] --", option, ": ", value, "; allowed: 0 or more, below 1");
+}
+
 }  // namespace
 
 void check_count(const char* option, int64_t value, int64_t minimum, int64_t maximum) {
@@ -124,14 +129,27 @@ void check_json_path(const std::string& json) {
 }
 
 std::string mixers_help() {
-  std::string text = "Mixers, with the defaults of their options:\n";
+  std::string text = "Mixers of a language model, with the defaults of their options:\n", others;
   for (const MixerKind& kind : mixer_kinds()) {
-    text += str("  ", kind.name, ": ", kind.summary, "\n");
+    if (!kind.forms.causal) {
+      others += str("Not causal, so in no language model: ", kind.name, "\n");
+      continue;
+    }
+    text += str("  ", folded(str(kind.name, ": ", kind.summary), 2), "\n");
     for (const MixerOption& option : kind.options) {
-      text += str("    ", option.name, "=", option.default_value, "  ", option.help, "\n");
+      text += str("    ", folded(str(option.name, "=", option.default_value, "  ", option.help), 4), "\n");
     }
   }
-  return text;
+  return text + others;
+}
+
+void add_mixers_help(CLI::App& app) {
+  const auto show = [] {
+    std::cout << mixers_help();
+    throw CLI::Success();
+  };
+  app.add_flag_callback("--help-mixers", show, "Print the mixers and their options and exit")
+      ->configurable(false);
 }
 
 MatrixPrecision parse_precision(const std::string& text) {
@@ -144,7 +162,7 @@ void declare_model_options(CLI::App& app, ModelConfig& model) {
   const auto declare = [&](auto* option) { option->group("Model"); };
   declare(app.add_option(
       "--pattern,--mixer", model.pattern,
-      "Mixers by layer, repeated to fill them, see below: gma, or \"gma(components=32)*3,sdpa\""));
+      "Mixers by layer, repeated to fill them, see --help-mixers: gma, or \"gma(components=32)*3,sdpa\""));
   declare(app.add_option("--layers", model.layers, "Blocks"));
   declare(app.add_option("--heads", model.heads, "Heads of each mixer; a divisor of the width"));
   declare(app.add_option("--width", model.width, "Width of the residual stream"));
@@ -207,8 +225,8 @@ void TrainOptions::validate() const {
               "[options] --min-lr: ", min_learning_rate, "; allowed: 0 to --lr ", learning_rate,
               ", or -1: a tenth of it");
   check_count("warmup", warmup, -1, most_steps);
-  check_number("beta1", adamw.beta1, 0, 0.9999999);
-  check_number("beta2", adamw.beta2, 0, 0.9999999);
+  check_decay("beta1", adamw.beta1);
+  check_decay("beta2", adamw.beta2);
   check_number("weight-decay", adamw.weight_decay, 0, 1e3);
   check_number("clip", clip, 0, 1e9);
   check_count("eval-every", eval_every, 1, most_steps);

@@ -76,7 +76,8 @@ void check_json_path(const std::string& json);
 
 /// Declares the options that make a model, but its context and its vocabulary, in the group "Model".
 void declare_model_options(CLI::App& app, ModelConfig& model);
-/// The mixers that a pattern can name, with their options, for --help.
+/// Adds --help-mixers, which prints the mixers that a pattern can name, with their options.
+void add_mixers_help(CLI::App& app);
 std::string mixers_help();
 
 /// More steps than any run has: what --steps is where only --minutes was given.

@@ -178,6 +178,7 @@ int run(int argc, char** argv) {
   app.add_option("--threads", request.threads, "0: all that the machine has");
   app.add_option("--json", request.json, "File for the figures of every seed");
   add_version(app);
+  add_mixers_help(app);
   if (!parse(app, argc, argv)) return 0;
   o.pairs = parse_numbers("--pairs", request.pairs, 1, 1 << 20);
   o.validate();

@@ -57,7 +57,7 @@ std::string visible(std::string_view token) {
 std::string not_utf8(std::string_view text, size_t offset) {
   const int64_t line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(offset), '\n');
   return str("[tokenizer] the text is not valid UTF-8 at byte ", offset, " (line ", line,
-             "): ", visible(text.substr(offset, 1)), "; --tokenizer byte takes any data");
+             "): ", visible(text.substr(offset, 1)));
 }
 
 /// The distinct characters of the text in code point order, each as its bytes.
@@ -66,7 +66,7 @@ std::vector<std::string> distinct_characters(std::string_view text) {
   std::vector<std::string> characters;
   for (size_t at = 0; at < text.size();) {
     const Utf8Character character = decode_utf8(text.substr(at));
-    if (!character.valid) throw Error(not_utf8(text, at));
+    if (!character.valid) throw Error(not_utf8(text, at) + "; --tokenizer byte takes any data");
     if (!seen[character.code_point]) {
       seen[character.code_point] = true;
       characters.emplace_back(text.substr(at, character.length));

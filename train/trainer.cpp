@@ -144,6 +144,9 @@ void Trainer::load_newest_checkpoint() {
   const auto saved_tokenizer = Tokenizer::from_json(field("tokenizer"));
   require_same(saved_tokenizer.kind() == corpus_.tokenizer.kind(), "tokenizer ", saved_tokenizer.kind(),
                " and ", corpus_.tokenizer.kind());
+  const nlohmann::json saved_crc = field("identity").value("checksum of the data", nlohmann::json());
+  check_usage(saved_crc == corpus_.crc32, "[resume] '", options_.data.string(), "' is not the text that '",
+              newest->string(), "' was trained on, or has changed since; give that one with --data");
   const nlohmann::json wanted = identity();
   for (const auto& [name, mine] : wanted.items()) {
     const nlohmann::json saved = field("identity").value(name, nlohmann::json());

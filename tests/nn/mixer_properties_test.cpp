@@ -499,7 +499,8 @@ TEST_CASE("mixers: patterns") {
   CHECK(pattern_text(choices) == "gma(components=32,routing=8)*2,sdpa,gma(components=32,routing=8)*2,sdpa");
   CHECK(pattern_text(parse_pattern("sdpa", 3)) == "sdpa*3");
   std::vector<std::string> known;
-  for (const MixerKind& kind : mixer_kinds()) known.push_back(kind.name);
+  for (const MixerKind& kind : mixer_kinds())
+    known.push_back(kind.name + (kind.forms.causal ? "" : " (not causal)"));
   CHECK_THROWS_WITH_AS(
       parse_pattern("gam", 1),
       str("[mixer] unknown mixer 'gam'; known: ", join(known), "; did you mean 'gma'?").c_str(), UsageError);

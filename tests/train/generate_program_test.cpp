@@ -102,6 +102,10 @@ TEST_CASE("train/generate program: sampling options out of range are refused") {
   check_refused(run("generate", {"--threads=-1"}), 2, "--threads: -1; allowed");
   check_refused(model.generate({"--device=cuda:99"}), 2, "'cuda:99' is not available: ");
   check_refused(model.generate({"--promt=a"}), 2, "did you mean '--prompt'?");
+  check_refused(model.generate({"--temp=1"}), 2, "did you mean '--temperature'?");
+  const Outcome not_text = model.generate({"--prompt=\xff"});
+  check_refused(not_text, 2, "not valid UTF-8 at byte 0");
+  CHECK_FALSE(contains(not_text.err, "--tokenizer"));  // which it doesn't have
 }
 
 TEST_CASE("train/generate program: at temperature 0 and with one candidate chance has no part") {

@@ -82,8 +82,8 @@ TEST_CASE("train/options: every documented option exists") {
 TEST_CASE("train/options: what is stored names every option that makes the run what it is") {
   std::set<std::string> expected = known_options();
   // How it is run, and second names.
-  for (const char* other : {"help", "version", "config", "out", "resume", "mixer", "learning-rate", "no-conv",
-                            "no-bias", "no-tie-embeddings"}) {
+  for (const char* other : {"help", "help-mixers", "version", "config", "out", "resume", "mixer",
+                            "learning-rate", "no-conv", "no-bias", "no-tie-embeddings"}) {
     CHECK(expected.erase(other) == 1);
   }
   std::set<std::string> stored;
@@ -139,8 +139,32 @@ TEST_CASE("train/options: unknown names are answered with the nearest") {
   CHECK(refusal({"text.txt"}) == "[options] unexpected argument 'text.txt'; see --help");
   CHECK(config_refusal("lr = 1\nlearning_rte = 1e-3\n") ==
         "[config] line 2: unknown key 'learning_rte'; did you mean 'learning-rate'?");
+  CHECK(refusal({"--check"}) == "[options] unknown option '--check'; did you mean '--checkpoint-every'?");
+  CHECK(contains(refusal({"--mixer", "gna"}), "linformer (not causal)"));
   CHECK(contains(refusal({"--mixer", "gna"}), "unknown mixer 'gna'; known: sdpa, gma"));
   CHECK(contains(refusal({"--mixer", "gma(component=3)"}), "did you mean 'components'?"));
+}
+
+TEST_CASE("train/options: a byte order mark before a config file is no part of it") {
+  CHECK(contains(config_refusal("\xEF\xBB\xBFlr = -1\n"), "--lr: -1"));
+  CHECK(contains(config_refusal("\xEF\xBB\xBF# lr\n\xEF\xBB\xBFlr = 1\n"), "line 2: unknown key"));
+}
+
+TEST_CASE("train/options: the help is grouped and no line of it is longer than 100 columns") {
+  for (const char* word : {"--help", "--help-mixers"}) {
+    const CapturedOutput output;
+    TrainOptions options;
+    REQUIRE(!parse_words({word}, options));
+    const std::string help = output.text();
+    CHECK(
+        contains(help, std::string_view(word) == "--help" ? "\nOptimisation:\n" : "  gma: Gaussian Mixture"));
+    CHECK(contains(help, "Gaussian") == (std::string_view(word) == "--help-mixers"));
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) {
+      CAPTURE(line);
+      CHECK(line.size() <= 100);
+    }
+  }
 }
 
 TEST_CASE("train/options: config files with mistakes are refused with the line") {
@@ -169,6 +193,7 @@ TEST_CASE("train/options: malformed and repeated values are refused") {
   refused("--steps=99999999999999999999", "steps: 99999999999999999999; allowed: a whole number");
   refused("--seed=-1", "seed: -1; allowed: a whole number, not negative");
   refused("--lr=1e999", "lr: 1e999; allowed: a number");
+  refused("--beta1=1", "beta1: 1; allowed: 0 or more, below 1");
   CHECK(refusal({"--lr=1", "--lr=2"}) == "[options] --lr is given 2 times; allowed: once");
   CHECK(refusal({"--bias", "--no-bias"}) == "[options] --bias is given 2 times; allowed: once");
   CHECK(contains(refusal({"--mixer=gma", "--pattern=gma"}), "given 2 times"));

@@ -53,6 +53,11 @@ TEST_CASE("train/train program: mistakes end with code 2 and failures with 1 and
   check_refused(2, {"--tokenizer=word"}, "word");
   check_refused(2, {"--train-fraction=0.999"}, "--train-fraction: 0.999");
   check_refused(2, {"--resume"}, "no run to resume");
+  std::string pattern = "gma";
+  for (int i = 0; i < 2400; ++i) pattern += ",gma";
+  const Outcome long_pattern = run("train", {"--data", work.text.string(), "--mixer", pattern});
+  CHECK(contains(long_pattern.err, "names 2401 layers"));
+  CHECK(long_pattern.err.size() < 1000);
   const Outcome missing =
       run("train", {"--data", (work.folder / "none").string(), "--out=" + (work.folder / "run").string()});
   CHECK(missing.code == 1);
@@ -92,7 +97,11 @@ TEST_CASE("train/train program: help and version are printed and nothing else is
     CHECK(version.code == 0);
     for (const char* part : {"mixgrad ", "BLAS", "zlib", "CUDA"}) CHECK(contains(version.out, part));
   }
-  CHECK(contains(run("train", {"--help"}).out, "gma: Gaussian Mixture Attention"));
+  for (const char* name : {"train", "recall", "bench"}) {
+    const Outcome mixers = run(name, {"--help-mixers"});
+    CHECK(mixers.code == 0);
+    CHECK(contains(mixers.out, "gma: Gaussian Mixture Attention"));
+  }
 }
 
 TEST_CASE("train/train program: a pipe gets plain lines") {
