@@ -201,9 +201,10 @@ bool looks_complete(const fs::path& folder) {
   }
 }
 
-/// Reads every byte; throws Error when anything differs from the manifest.
-void verify(const fs::path& folder) {
+/// Reads every byte of the parts; throws Error when anything differs from the manifest.
+void verify(const fs::path& folder, CheckpointParts parts) {
   for (const auto& [file, print] : read_manifest(folder).files) {
+    if (parts == CheckpointParts::without_optimizer && file == optimizer_file) continue;
     const Fingerprint found = fingerprint(folder / file);
     require(found.bytes == print.bytes, folder / file, "truncated or extended: expected ", print.bytes,
             " bytes, got ", found.bytes);
@@ -267,9 +268,23 @@ NamedTensors read_tensors(const fs::path& path) {
   return {tensors.begin(), tensors.end()};
 }
 
+/// The checkpoint of the highest step whose parts are intact.
+std::optional<fs::path> newest_intact(const fs::path& run_dir, std::vector<std::string>* skipped,
+                                      CheckpointParts parts) {
+  for (const Candidate& candidate : list_candidates(run_dir)) {
+    try {
+      verify(candidate.path, parts);
+      return candidate.path;
+    } catch (const Error& error) {
+      if (skipped != nullptr) skipped->emplace_back(error.what());
+    }
+  }
+  return std::nullopt;
+}
+
 /// What a run's folder lacks, told with the reason when its checkpoints are all damaged.
-fs::path require_newest(const fs::path& run_dir, std::vector<std::string>& skipped) {
-  const auto newest = newest_checkpoint(run_dir, &skipped);
+fs::path require_newest(const fs::path& run_dir, std::vector<std::string>& skipped, CheckpointParts parts) {
+  const auto newest = newest_intact(run_dir, &skipped, parts);
   check(newest.has_value(),
         skipped.empty() ? "[checkpoint] " + run_dir.string() + ": there is no checkpoint" : skipped.front());
   return *newest;
@@ -297,27 +312,23 @@ fs::path save_checkpoint(const fs::path& run_dir, const Checkpoint& checkpoint, 
 bool has_checkpoints(const fs::path& run_dir) { return !list_candidates(run_dir).empty(); }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& run_dir, std::vector<std::string>* skipped) {
-  for (const Candidate& candidate : list_candidates(run_dir)) {
-    try {
-      verify(candidate.path);
-      return candidate.path;
-    } catch (const Error& error) {
-      if (skipped != nullptr) skipped->emplace_back(error.what());
-    }
-  }
-  return std::nullopt;
+  return newest_intact(run_dir, skipped, CheckpointParts::all);
 }
 
-Checkpoint load_checkpoint(const fs::path& path, std::vector<std::string>* skipped) {
+Checkpoint load_checkpoint(const fs::path& path, std::vector<std::string>* skipped, CheckpointParts parts) {
   std::vector<std::string> damaged;
   // "run/step-00002000/" names the same folder as without the slash.
   const fs::path given = path.has_filename() ? path : path.parent_path();
   const bool is_checkpoint = parse_candidate(given) || is_there(given / manifest_file);
-  const fs::path folder = is_checkpoint ? given : require_newest(given, damaged);
+  const fs::path folder = is_checkpoint ? given : require_newest(given, damaged, parts);
   if (skipped != nullptr) *skipped = damaged;
-  if (is_checkpoint) verify(folder);
-  return {read_manifest(folder).step, read_tensors(folder / model_file),
-          read_tensors(folder / optimizer_file), read_json(folder / state_file)};
+  if (is_checkpoint) verify(folder, parts);
+  Checkpoint checkpoint{.step = read_manifest(folder).step,
+                        .model = read_tensors(folder / model_file),
+                        .optimizer = {},
+                        .state = read_json(folder / state_file)};
+  if (parts == CheckpointParts::all) checkpoint.optimizer = read_tensors(folder / optimizer_file);
+  return checkpoint;
 }
 
 void load_parameters(const NamedTensors& saved, NamedTensors& wanted) {

@@ -50,10 +50,14 @@ bool has_checkpoints(const std::filesystem::path& run_dir);
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_dir,
                                                        std::vector<std::string>* skipped = nullptr);
 
-/// Loads a checkpoint's folder, or the newest complete one of a run folder, after verifying all of it. Throws
-/// Error of one line when it is missing, damaged, or of another step than its name says.
-/// `skipped` as above.
-Checkpoint load_checkpoint(const std::filesystem::path& path, std::vector<std::string>* skipped = nullptr);
+/// What of a checkpoint is wanted: all of it, to go on with the run, or what the model has learned.
+enum class CheckpointParts { all, without_optimizer };
+
+/// Loads a checkpoint's folder, or the newest of a run folder that is complete as far as the parts go, after
+/// verifying them. Throws Error of one line when it is missing, damaged, or of another step than its name
+/// says. `skipped` as above.
+Checkpoint load_checkpoint(const std::filesystem::path& path, std::vector<std::string>* skipped = nullptr,
+                           CheckpointParts parts = CheckpointParts::all);
 
 /// Copies saved values into existing tensors by name. Throws Error, before anything is changed, that tells
 /// the first of the names that are missing, not wanted, or of another shape or element type.

@@ -1,5 +1,7 @@
 // generate: continues a text with a trained model.
+#include <fstream>
 #include <iostream>
+#include <iterator>
 
 #include "models/generate.h"
 #include "tensor/cpu_info.h"
@@ -11,10 +13,17 @@ namespace mixgrad {
 
 namespace {
 
-/// Prints bytes as they come, but a character of several bytes only when it is complete.
+/// Prints bytes as they come. Unless they are wanted raw: a character of several bytes only when it is
+/// complete, and what is none as U+FFFD.
 class CharacterStream {
  public:
+  explicit CharacterStream(bool raw) : raw_(raw) {}
+
   void put(const std::string& bytes) {
+    if (raw_) {
+      std::cout << bytes << std::flush;
+      return;
+    }
     pending_ += bytes;
     size_t complete = 0;
     while (complete < pending_.size()) {
@@ -26,21 +35,42 @@ class CharacterStream {
     std::cout << printable(std::string_view(pending_).substr(0, complete)) << std::flush;
     pending_.erase(0, complete);
   }
-  void end() { std::cout << printable(pending_) << std::endl; }
+  void end() {
+    if (!raw_) std::cout << printable(pending_) << std::endl;
+  }
 
  private:
+  const bool raw_;
   std::string pending_;
 };
 
+/// The bytes of a file, or of standard input where it is called "-".
+std::string read_prompt(const std::string& path) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    check(file.good(), "[generate] '", path, "' can't be read");
+  }
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  check(!in.bad(), "[generate] '", path, "' can't be read");
+  return text;
+}
+
 int run(int argc, char** argv) {
-  std::string model_path = "runs/latest", prompt, device = "auto";
+  std::string model_path = "runs/latest", prompt, prompt_file, device = "auto";
   uint64_t seed = 1;
   int64_t threads = 0;
+  bool raw = false;
   SamplingOptions sampling;
   CLI::App app("Continues a prompt with a model that `train` made.", "generate");
   app.option_defaults()->always_capture_default();
   app.add_option("--model", model_path, "A run's folder, or one of its checkpoints");
   app.add_option("--prompt", prompt, "Text to continue, printed first; without one, a new line begins");
+  app.add_option("--prompt-file", prompt_file,
+                 "File whose text is continued instead, byte by byte; -: standard input");
+  app.add_flag("--raw", raw,
+               "Write the bytes as they are: no line end behind them, no U+FFFD for what is no text");
   app.add_option("--tokens", sampling.tokens, "How many tokens to generate");
   app.add_option("--temperature", sampling.temperature, "0: always the most probable token");
   app.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all");
@@ -54,6 +84,10 @@ int run(int argc, char** argv) {
               most_threads());
   if (threads > 0) set_thread_count(static_cast<int>(threads));
 
+  check_usage(prompt.empty() || prompt_file.empty(),
+              "[options] --prompt and --prompt-file; allowed: one of them");
+  if (!prompt_file.empty()) prompt = read_prompt(prompt_file);
+
   const SavedModel saved = load_model(model_path, parse_device(device));
   for (const std::string& line : saved.skipped) std::cerr << "note: passed over " << line << '\n';
   std::vector<int32_t> ids = saved.tokenizer.encode(prompt);
@@ -63,7 +97,7 @@ int run(int argc, char** argv) {
               << ids.size() << " tokens, its learned context\n";
   }
   Generator generator(seed, Stream::sampling);
-  CharacterStream out;
+  CharacterStream out(raw);
   out.put(prompt);
   generate(*saved.model, ids, sampling, generator, [&](int32_t token) {
     out.put(saved.tokenizer.decode({&token, 1}));

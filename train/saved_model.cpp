@@ -11,7 +11,7 @@ NamedTensors named_values(LanguageModel& model) {
 
 SavedModel load_model(const std::filesystem::path& path, Device device) {
   std::vector<std::string> skipped;
-  const Checkpoint checkpoint = load_checkpoint(path, &skipped);
+  const Checkpoint checkpoint = load_checkpoint(path, &skipped, CheckpointParts::without_optimizer);
   check(checkpoint.state.is_object() && checkpoint.state.contains("model") &&
             checkpoint.state.contains("tokenizer"),
         "[checkpoint] '", path.string(), "' holds no language model");

@@ -92,6 +92,47 @@ TEST_CASE("train/generate program: the default prompt suits a text without line 
   CHECK(outcome.out.size() == 6);
 }
 
+TEST_CASE("train/generate program: what the model has learned is enough") {
+  const TrainedModel model;
+  const std::string text = model.generate({"--tokens=9"}).out;
+  const std::filesystem::path checkpoint = model.run_folder / "step-00000020";
+  std::filesystem::remove(checkpoint / "optimizer.safetensors");
+  CHECK(model.generate({"--tokens=9"}).out == text);
+  const Outcome alone = run("generate", {"--model", checkpoint.string(), "--threads=1", "--tokens=9"});
+  CHECK(alone.out == text);
+  CHECK(alone.err.empty());
+  std::filesystem::remove(checkpoint / "model.safetensors");
+  check_refused(model.generate({"--tokens=9"}), 1, "model.safetensors");
+}
+
+TEST_CASE("train/generate program: a prompt comes from a file or from standard input however long it is") {
+  const TrainedModel model;
+  const std::string prompt = TrainedModel::repeated("caf\u00e9\n", 30000);  // 180 KB
+  const std::filesystem::path file = model.folder / "prompt.txt", out = model.folder / "out";
+  write_bytes(file, prompt);
+  const std::string word = model.generate({"--prompt", "caf\u00e9\n", "--tokens=0"}).out;
+  CHECK(word == "caf\u00e9\n\n");
+  const Outcome from_file = model.generate({"--prompt-file", file.string(), "--tokens=5"});
+  CHECK(from_file.code == 0);
+  CHECK(from_file.out.starts_with(prompt));
+  CHECK(characters(from_file.out) == 5 * 30000 + 5 + 1);
+  const std::string command =
+      str("'", program("generate").string(), "' --threads 1 --prompt-file - --tokens 5 --model '",
+          model.run_folder.string(), "' < '", file.string(), "' > '", out.string(), "' 2> /dev/null");
+  CHECK(std::system(command.c_str()) == 0);
+  CHECK(file_bytes(out) == from_file.out);
+  check_refused(model.generate({"--prompt-file=/nowhere"}), 1, "'/nowhere' can't be read");
+  check_refused(model.generate({"--prompt-file=-", "--prompt=a"}), 2, "one of them");
+}
+
+TEST_CASE("train/generate program: raw bytes are those of the tokens") {
+  const TrainedModel model("byte");
+  const std::string prompt = "caf\xc3";  // half a character, which nothing completes
+  CHECK(model.generate({"--prompt", prompt, "--tokens=0"}).out == "caf\uFFFD\n");
+  CHECK(model.generate({"--prompt", prompt, "--tokens=0", "--raw"}).out == prompt);
+  CHECK(model.generate({"--tokens=40", "--raw", "--temperature=1000"}).out.size() == 40);
+}
+
 TEST_CASE("train/generate program: sampling options out of range are refused") {
   const TrainedModel model;
   check_refused(model.generate({"--temperature=-1"}), 2, "temperature -1; allowed");
