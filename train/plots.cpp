@@ -81,13 +81,41 @@ namespace {
 constexpr int64_t kLossWidth = 900, kLossHeight = 540;
 constexpr int64_t kLossScale = 2;       // of its text
 constexpr double kLargestLoss = 1e100;  // beyond it, differences and pixels would leave the range of double
+constexpr int64_t kMarkHeight = 12;     // of the mark of a loss that is not finite
 constexpr double kTrainThickness = 1.5, kValidationThickness = 2, kMarkerRadius = 3.5;
+
+bool is_drawable(const LossPoint& point) { return std::abs(point.loss) <= kLargestLoss; }
 
 std::vector<LossPoint> drawable(const std::vector<LossPoint>& points) {
   std::vector<LossPoint> kept;
-  std::ranges::copy_if(points, std::back_inserter(kept),
-                       [](const LossPoint& point) { return std::abs(point.loss) <= kLargestLoss; });
+  std::ranges::copy_if(points, std::back_inserter(kept), is_drawable);
   return kept;
+}
+
+// The stretches between points that can't be drawn, which no line may bridge.
+std::vector<std::vector<LossPoint>> stretches(const std::vector<LossPoint>& points) {
+  std::vector<std::vector<LossPoint>> all;
+  for (auto begin = points.begin(); begin != points.end();) {
+    begin = std::find_if(begin, points.end(), is_drawable);
+    const auto end = std::find_if_not(begin, points.end(), is_drawable);
+    if (begin != end) all.emplace_back(begin, end);
+    begin = end;
+  }
+  return all;
+}
+
+// Each loss as the mean of those around it, `half` on either side as far as there are so many.
+std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, int64_t half) {
+  const int64_t count = std::ssize(points);
+  std::vector<double> sums(count + 1);
+  for (int64_t i = 0; i < count; ++i) sums[i + 1] = sums[i] + points[i].loss;
+  std::vector<LossPoint> means;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t reach = std::min({half, i, count - 1 - i});
+    const int64_t begin = i - reach, end = i + reach + 1;
+    means.push_back({points[i].step, (sums[end] - sums[begin]) / static_cast<double>(end - begin)});
+  }
+  return means;
 }
 
 // 3.25, 12000, 1e+09: as many decimals as a step between ticks needs.
@@ -190,33 +218,49 @@ void draw_axes(Canvas& canvas, const LossLayout& layout) {
   draw_text(canvas, title, "step", kInk, kLossScale);
 }
 
-// One entry of the legend: a piece of the curve, its name and last value. Returns where the next entry
-// begins.
-int64_t draw_legend_entry(Canvas& canvas, int64_t left, int64_t top, const std::string& name,
-                          const std::vector<LossPoint>& points, double thickness, Rgb colour) {
+// One entry of the legend: a piece of the curve and its words. Returns where the next entry begins.
+int64_t draw_legend_entry(Canvas& canvas, int64_t left, int64_t top, const std::string& words,
+                          double thickness, Rgb colour) {
   constexpr int64_t sample = 30;
   const double y = static_cast<double>(top + capital_height(kLossScale) / 2);
   canvas.line(left, y, left + sample, y, thickness, colour, canvas.bounds());
-  const std::string text = name + " " + value_label(points.back().loss, 1e-4);
-  canvas.text(left + sample + kGap, top, text, kInk, kLossScale);
-  return left + sample + kGap + text_width(text, kLossScale) + 3 * kGap;
+  canvas.text(left + sample + kGap, top, words, kInk, kLossScale);
+  return left + sample + kGap + text_width(words, kLossScale) + 3 * kGap;
 }
 
-// Says what the top of the axes cuts off, in its upper right corner, where a falling loss leaves room.
-void draw_points_above(Canvas& canvas, const LossLayout& layout) {
+// Marks at the top, where a loss is no number or none that a picture can hold.
+void draw_not_finite(Canvas& canvas, const Axes& axes, const std::vector<LossPoint>& points) {
+  for (const LossPoint& point : points) {
+    if (is_drawable(point)) continue;
+    canvas.fill({pixel(axes.to_x(static_cast<double>(point.step))), axes.area.top, 2, kMarkHeight},
+                kNotFiniteColour);
+  }
+}
+
+// Says what the picture does not show, in the upper right corner of its axes, where a falling loss leaves
+// room.
+void draw_what_is_missing(Canvas& canvas, const LossLayout& layout) {
   const Box& area = layout.axes.area;
-  const std::string text = str(layout.points_above, layout.points_above == 1 ? " point is" : " points are",
-                               " higher, up to ", std::setprecision(4), layout.highest);
-  const Box box = {area.right() - text_width(text, kLossScale) - kGap, area.top + kGap,
-                   text_width(text, kLossScale), text_height(kLossScale)};
-  canvas.fill(box, kBackground);
-  draw_text(canvas, box, text, kQuiet, kLossScale);
+  int64_t top = area.top + kGap;
+  const auto say = [&](const std::string& text, Rgb colour) {
+    const Box box = {area.right() - text_width(text, kLossScale) - kGap, top, text_width(text, kLossScale),
+                     text_height(kLossScale)};
+    canvas.fill(box, kBackground);
+    draw_text(canvas, box, text, colour, kLossScale);
+    top += box.height + kGap;
+  };
+  const auto points = [](int64_t count) { return str(count, count == 1 ? " point is" : " points are"); };
+  if (layout.points_above > 0) {
+    say(str(points(layout.points_above), " higher, up to ", std::setprecision(4), layout.highest), kQuiet);
+  }
+  if (layout.points_not_finite > 0) say(points(layout.points_not_finite) + " not finite", kNotFiniteColour);
 }
 
 }  // namespace
 
 LossLayout loss_layout(const std::vector<LossPoint>& train, const std::vector<LossPoint>& validation) {
   std::vector<LossPoint> points = drawable(train);
+  const int64_t train_count = std::ssize(points);
   std::ranges::copy(drawable(validation), std::back_inserter(points));
   std::vector<double> losses;
   for (const LossPoint& point : points) losses.push_back(point.loss);
@@ -228,6 +272,10 @@ LossLayout loss_layout(const std::vector<LossPoint>& train, const std::vector<Lo
   std::tie(axes.y_min, axes.y_max) = loss_range(losses);
   layout.points_above = losses.end() - std::ranges::upper_bound(losses, axes.y_max);
   if (!losses.empty()) layout.highest = losses.back();
+  layout.points_not_finite = std::ssize(train) + std::ssize(validation) - std::ssize(points);
+  layout.train_tail = std::max(train_count / 50, std::min<int64_t>(train_count, 10));
+  for (int64_t i = train_count - layout.train_tail; i < train_count; ++i)
+    layout.train_mean += points[i].loss / static_cast<double>(layout.train_tail);
 
   const std::vector<double> x_values = nice_ticks(axes.x_min, axes.x_max, 8, 1);
   const std::vector<double> y_values = nice_ticks(axes.y_min, axes.y_max, 7);
@@ -258,25 +306,36 @@ void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& 
   canvas.text(area.left, kMargin, shortened(title, kLossWidth - kMargin - area.left, kLossScale), kInk,
               kLossScale);
   draw_axes(canvas, layout);
-  if (layout.points_above > 0) draw_points_above(canvas, layout);
+  draw_what_is_missing(canvas, layout);
 
+  const auto draw = [&](const std::vector<LossPoint>& points, double thickness, Rgb colour) {
+    draw_curve(canvas, layout.axes, thinned(points, layout.axes), thickness, colour);
+    if (points.size() == 1) draw_markers(canvas, layout.axes, points, colour);
+  };
   const std::vector<LossPoint> train_points = drawable(train), validation_points = drawable(validation);
   const int64_t legend_top = area.top - kGap - text_height(kLossScale);
   int64_t legend_left = area.left;
   if (!train_points.empty()) {
-    draw_curve(canvas, layout.axes, thinned(train_points, layout.axes), kTrainThickness, kTrainColour);
-    legend_left = draw_legend_entry(canvas, legend_left, legend_top, "train", train_points, kTrainThickness,
-                                    kTrainColour);
+    const int64_t half = std::ssize(train_points) / 100;
+    for (const auto& stretch : stretches(train)) draw(stretch, kTrainThickness, kTrainColour);
+    for (const auto& stretch : stretches(train)) {
+      if (half > 0) draw(smoothed(stretch, half), kValidationThickness, kSmoothColour);
+    }
+    legend_left = draw_legend_entry(canvas, legend_left, legend_top,
+                                    str("train ", value_label(layout.train_mean, 1e-4), ", mean of the last ",
+                                        layout.train_tail, layout.train_tail == 1 ? " step" : " steps"),
+                                    kValidationThickness, half > 0 ? kSmoothColour : kTrainColour);
   }
   if (!validation_points.empty()) {
-    draw_curve(canvas, layout.axes, thinned(validation_points, layout.axes), kValidationThickness,
-               kValidationColour);
-    draw_legend_entry(canvas, legend_left, legend_top, "validation", validation_points, kValidationThickness,
+    for (const auto& stretch : stretches(validation)) draw(stretch, kValidationThickness, kValidationColour);
+    draw_legend_entry(canvas, legend_left, legend_top,
+                      "validation " + value_label(validation_points.back().loss, 1e-4), kValidationThickness,
                       kValidationColour);
   }
+  draw_not_finite(canvas, layout.axes, train);
+  draw_not_finite(canvas, layout.axes, validation);
   const bool room_for_markers = std::ssize(validation_points) * 4 * kMarkerRadius <= area.width;
   if (room_for_markers) draw_markers(canvas, layout.axes, validation_points, kValidationColour);
-  if (train_points.size() == 1) draw_markers(canvas, layout.axes, train_points, kTrainColour);
   if (train_points.empty() && validation_points.empty()) {
     const Box box =
         centred_text_box(area.left + area.width / 2, area.top + area.height / 2, "no data yet", kLossScale);

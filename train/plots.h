@@ -44,20 +44,26 @@ struct LossLayout {
   std::vector<Tick> x_ticks, y_ticks;
   int64_t points_above = 0;  // higher than the top of the axes, so not to be seen
   double highest = 0;        // the highest loss of all
+  int64_t points_not_finite = 0;
+  int64_t train_tail = 0;  // how many of the last training losses the legend gives the mean of,
+  double train_mean = 0;   // and that mean
 };
 
-/// Chooses the axes. Points that are not finite (or beyond 1e100) are skipped. The loss axis ends at the
+/// Chooses the axes, by the points that are finite (and not beyond 1e100). The loss axis ends at the
 /// highest loss, unless a few very high ones would squash the rest: when all but the highest 2 % of the
 /// points (at least one, of ten or more) would fill less than a fifth of the axis, it ends a quarter above
 /// these, and the picture says how many points lie higher, and how high.
 LossLayout loss_layout(const std::vector<LossPoint>& train, const std::vector<LossPoint>& validation);
 
-/// Colours of the two curves.
-inline constexpr Rgb kTrainColour{122, 170, 222}, kValidationColour{196, 74, 22};
+/// Colours of the curves, and of the marks of losses that are not finite.
+inline constexpr Rgb kTrainColour{150, 190, 232}, kSmoothColour{24, 88, 168}, kValidationColour{196, 74, 22};
+inline constexpr Rgb kNotFiniteColour{214, 24, 110};
 
-/// Draws loss.png, 900 x 540: both curves over the steps (points in order of their steps), the last value of
-/// each. Validation points are marked with discs, unless there are so many that these would touch.
-/// Throws Error when the file can't be written.
+/// Draws loss.png, 900 x 540: the curves over the steps (points in order of their steps), that of training
+/// also smoothed where it has 100 points or more, each point then the mean of 2 % of them. The legend sets
+/// the mean of the last training losses beside the last validation. A loss that is not finite breaks its
+/// curve and is marked at the top. Validation points are marked with discs, unless there are so many that
+/// these would touch. Throws Error when the file can't be written.
 void plot_loss(const std::filesystem::path& path, const std::vector<LossPoint>& train,
                const std::vector<LossPoint>& validation, const std::string& title);
 
