@@ -20,17 +20,31 @@ constexpr int64_t kFontHeight = 9;            // capitals take 7 rows, descender
 constexpr size_t kQuadBytes = 4 * 16;         // stb_easy_font: 4 vertices of {float x, y, z; uint8 colour[4]}
 constexpr size_t kMaxQuadsPerCharacter = 24;  // the busiest glyph has 11
 
+constexpr std::string_view kOpenBox = "\u2423";
+
+// A line of text as the font takes it, and where in it open boxes are to be.
+struct Line {
+  std::string text;
+  std::vector<size_t> open_boxes;
+};
+
 // stb_easy_font indexes its tables by the character, unchecked: only printable ASCII may reach it.
-std::string printable_ascii(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c < 0x20 || c > 0x7e) c = '?';
-  return result;
+Line printable_line(std::string_view text) {
+  Line line;
+  while (!text.empty()) {
+    const bool open_box = text.starts_with(kOpenBox);
+    const char c = text[0];
+    if (open_box) line.open_boxes.push_back(line.text.size());
+    line.text += open_box ? '_' : c < 0x20 || c > 0x7e ? '?' : c;
+    text.remove_prefix(open_box ? kOpenBox.size() : 1);
+  }
+  return line;
 }
 
 // The rectangles that make up the glyphs of a line of text whose top left corner is the origin, at scale 1.
 std::vector<Box> glyph_boxes(std::string_view text) {
-  std::string line = printable_ascii(text);
+  Line printable = printable_line(text);
+  std::string& line = printable.text;
   std::vector<float> vertices(line.size() * kMaxQuadsPerCharacter * kQuadBytes / sizeof(float));
   const int64_t quads = stb_easy_font_print(0, 0, line.data(), nullptr, vertices.data(),
                                             static_cast<int>(vertices.size() * sizeof(float)));
@@ -40,6 +54,11 @@ std::vector<Box> glyph_boxes(std::string_view text) {
     const float* third = first + 8;             // bottom right corner
     const auto left = static_cast<int64_t>(first[0]), top = static_cast<int64_t>(first[1]);
     boxes.push_back({left, top, static_cast<int64_t>(third[0]) - left, static_cast<int64_t>(third[1]) - top});
+  }
+  for (const size_t at : printable.open_boxes) {  // an underscore, 4 wide in row 7, with raised ends
+    const int64_t left = text_width(line.substr(0, at), 1);
+    boxes.push_back({left, 5, 1, 2});
+    boxes.push_back({left + 3, 5, 1, 2});
   }
   return boxes;
 }
@@ -55,7 +74,7 @@ double edge_coverage(double distance_inside) { return std::clamp(distance_inside
 }  // namespace
 
 int64_t text_width(std::string_view text, int64_t scale) {
-  std::string line = printable_ascii(text);
+  std::string line = printable_line(text).text;
   return stb_easy_font_width(line.data()) * scale;
 }
 

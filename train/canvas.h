@@ -59,8 +59,8 @@ class Canvas {
   void disc(double x, double y, double radius, Rgb colour, const Box& clip);
 
   /// One line of text in the bitmap font of stb_easy_font. Its box has the top left corner (left, top) and is
-  /// text_width wide and text_height high, the other way round when it runs up. A byte outside 0x20..0x7e
-  /// shows as ?.
+  /// text_width wide and text_height high, the other way round when it runs up. U+2423, the open box that
+  /// stands for a space, is drawn; any other byte outside 0x20..0x7e shows as ?.
   void text(int64_t left, int64_t top, std::string_view text, Rgb colour, int64_t scale,
             TextDirection direction = TextDirection::right);
 

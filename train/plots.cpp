@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "tensor/error.h"
+#include "train/tokenizer.h"
 
 namespace mixgrad {
 namespace {
@@ -356,28 +357,9 @@ constexpr int64_t kBarWidth = 20, kLeastBarHeight = 180;
 constexpr int64_t kHeadingScale = 2;
 constexpr const char* kPositionTitle = "position of the token";
 
-// A token's bytes in printable ASCII: a space as _, a line end as $, everything else unprintable as an escape
-// of C.
-std::string printable(const std::string& token) {
-  constexpr char hex[] = "0123456789abcdef";
-  std::string result;
-  for (const unsigned char c : token) {
-    if (c == ' ')
-      result += '_';
-    else if (c == '\n')
-      result += '$';
-    else if (c == '\t')
-      result += "\\t";
-    else if (c == '\r')
-      result += "\\r";
-    else if (c == '\\')
-      result += "\\\\";
-    else if (c < 0x20 || c > 0x7e)
-      (result += "\\x") += {hex[c >> 4], hex[c & 15]};
-    else
-      result += static_cast<char>(c);
-  }
-  return result;
+// A character that the font lacks, by its code point: U+0434.
+std::string code_point_text(char32_t c) {
+  return str("U+", std::hex, std::uppercase, std::setfill('0'), std::setw(4), static_cast<uint32_t>(c));
 }
 
 // Text broken at spaces into lines of at most max_width pixels.
@@ -402,22 +384,36 @@ struct Heading {
   std::vector<std::string> explanation;  // lines
 };
 
+// Of all responsibility, what goes to components that win no token.
+double silent_share(const ComponentUsage& usage) {
+  double share = 0;
+  for (size_t component = 0; component < usage.mean.size(); ++component)
+    if (usage.wins[component] == 0) share += usage.mean[component];
+  return share;
+}
+
 Heading heading(const Responsibilities& r, const ComponentUsage& usage, int64_t rows, int64_t columns,
                 int64_t width) {
   const std::string cut_rows = rows < r.components ? str(" Shown: the ", rows, " most used components.") : "";
   const std::string cut_columns =
       columns < r.tokens ? str(" Shown: the first ", columns, " of ", r.tokens, " tokens.") : "";
+  const std::string silent =
+      usage.used < r.components
+          ? str("; those with a grey number win no token and come last, most used first: they share ",
+                std::fixed, std::setprecision(0), 100 * silent_share(usage), " % of the total")
+          : "";
   return {
       str("Which component of the mixture takes which token: layer ", r.layer, ", head ", r.head),
       str(usage.used, " of ", r.components, " components win a token; usage entropy ", std::fixed,
           std::setprecision(3), usage.entropy, " of its maximum, log ", r.components,
           " (1 = all used evenly)"),
-      wrapped("Each column is one token (_ is a space, $ a line end) and shares out 1 among the components: "
-              "the brighter a "
-              "cell, the larger the share of its component. Rows are ordered by their strongest token; those "
-              "with a grey number win no token and come last, most used first." +
-                  cut_rows + cut_columns,
-              width - 2 * kMargin, kHeadingScale)};
+      wrapped(
+          "Each column is one token (\u2423 is a space, \\n a line end, U+ the code point of a character) "
+          "and "
+          "shares out 1 among the components: the brighter a cell, the larger the share of its component. "
+          "Rows are ordered by their strongest token" +
+              silent + "." + cut_rows + cut_columns,
+          width - 2 * kMargin, kHeadingScale)};
 }
 
 int64_t strongest_token(const Responsibilities& r, int64_t component) {
@@ -461,7 +457,7 @@ struct TokenLabel {
 };
 
 TokenLabel token_label(const std::string& token, int64_t cell_width) {
-  const std::string text = printable(token);
+  const std::string text = token_label_text(token);
   if (text_width(text, kHeadingScale) <= cell_width) return {text, kHeadingScale, TextDirection::right};
   const int64_t scale = label_scale(cell_width);
   return {shortened(text, kTokenWidth, scale), scale, TextDirection::up};
@@ -523,6 +519,31 @@ void draw_colour_bar(Canvas& canvas, const HeatMapLayout& layout) {
 }
 
 }  // namespace
+
+std::string token_label_text(const std::string& token) {
+  std::string result;
+  for (std::string_view rest = token; !rest.empty();) {
+    const Utf8Character character = decode_utf8(rest);
+    const char32_t c = character.code_point;
+    if (!character.valid)
+      result +=
+          str("\\x", std::hex, std::setfill('0'), std::setw(2), int{static_cast<unsigned char>(rest[0])});
+    else if (c == ' ')
+      result += "\u2423";
+    else if (c == '\n')
+      result += "\\n";
+    else if (c == '\t')
+      result += "\\t";
+    else if (c == '\r')
+      result += "\\r";
+    else if (c == '\\')
+      result += "\\\\";
+    else
+      result += c > 0x20 && c < 0x7f ? std::string(1, static_cast<char>(c)) : code_point_text(c);
+    rest.remove_prefix(character.valid ? character.length : 1);
+  }
+  return result;
+}
 
 ComponentUsage component_usage(const Responsibilities& r) {
   check(r.tokens >= 1 && r.components >= 1, "[responsibilities] ", r.tokens, " tokens and ", r.components,

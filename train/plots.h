@@ -88,6 +88,10 @@ struct ComponentUsage {
 /// 1e-3).
 ComponentUsage component_usage(const Responsibilities& responsibilities);
 
+/// The words of a token's column: its characters, the open box U+2423 for a space, \n for a line end, U+0434
+/// for a character that is not ASCII, \xd0 for a byte that is no character.
+std::string token_label_text(const std::string& token);
+
 /// What responsibilities.png shows where: a cell for every shown token (column) and component (row).
 struct HeatMapLayout {
   int64_t width = 0, height = 0;  // of the picture: at most 1600 x 1200

@@ -473,6 +473,37 @@ TEST_CASE("train/plots: the numbers beside the colour bar stand at their colours
   }
 }
 
+TEST_CASE("train/plots: the words of a token name its characters and no other token's") {
+  CHECK(token_label_text("a") == "a");
+  CHECK(token_label_text("_") == "_");
+  CHECK(token_label_text("$") == "$");
+  CHECK(token_label_text(" ") == "\u2423");
+  CHECK(token_label_text("\n") == "\\n");
+  CHECK(token_label_text("\\") == "\\\\");
+  CHECK(token_label_text("\u0434") == "U+0434");
+  CHECK(token_label_text("\U0001F600") == "U+1F600");
+  CHECK(token_label_text("\xd0") == "\\xd0");
+  CHECK(token_label_text(std::string(1, '\0')) == "U+0000");
+  CHECK(token_label_text("\x7f") == "U+007F");
+  CHECK(token_label_text(" the") == "\u2423the");
+  CHECK(text_width("U+1F600", 2) <= 96);  // the room of a column's words: none is cut off
+}
+
+TEST_CASE("train/plots: an open box is neither an underscore nor unknown") {
+  const auto drawn = [](const char* text) {
+    Canvas canvas(16, 16, kWhite);
+    canvas.text(2, 2, text, kBlack, 1);
+    std::string pixels;
+    for (int64_t i = 0; i < 256; ++i) pixels += canvas.at(i % 16, i / 16) == kBlack ? '#' : '.';
+    return pixels;
+  };
+  const std::string box = drawn("\u2423"), underscore = drawn("_");
+  CHECK(std::ranges::count(box, '#') == std::ranges::count(underscore, '#') + 4);
+  for (size_t i = 0; i < box.size(); ++i) CHECK((underscore[i] != '#' || box[i] == '#'));
+  CHECK(box != drawn("?"));
+  CHECK(text_width("\u2423", 2) == text_width("_", 2));
+}
+
 TEST_CASE("train/plots: usage and the order of rows by hand") {
   // Component 1 wins tokens 0 and 2 (strongest at 2), component 3 wins token 1, components 0 and 2 win none.
   const Responsibilities r{
