@@ -34,6 +34,8 @@ double seconds_since(Clock::time_point start) {
 
 constexpr int64_t sample_tokens = 400;
 constexpr int64_t excerpt_tokens = 64;
+// Of English text, counts of single bytes give 4.3 bits per byte, of pairs 3.4, of triples 2.8.
+constexpr double readable_bits_per_byte = 2.5;
 
 /// Refuses, before anything is read, a folder that another run would be lost in. What is left of a run that
 /// had nothing to save yet is no loss.
@@ -460,6 +462,13 @@ void Trainer::finish() {
     progress_.say(str("validation loss  ", last_evaluation_->nats_per_token, " nats per token, ",
                       last_evaluation_->bits_per_byte, " bits per byte, over ", last_evaluation_->tokens,
                       " tokens"));
+    const bool has_learned =
+        last_evaluation_->nats_per_token < std::log(static_cast<double>(config_.vocabulary));
+    if (has_learned && last_evaluation_->bits_per_byte > readable_bits_per_byte) {
+      progress_.say(str("note: the sample can't be readable yet: words begin at about ",
+                        readable_bits_per_byte, " bits per byte in English; ", step_,
+                        " steps were not enough, go on with ", resume_words(), " --steps ", 10 * step_));
+    }
   }
   progress_.say(str("memory           ", bytes_text(Allocator::of(device_).stats().peak_bytes),
                     " in tensors, ", bytes_text(process_peak_bytes()), " in the process, at their peaks"));
