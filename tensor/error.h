@@ -4,10 +4,13 @@
 // Programs catch Error once, in main: UsageError exits with 2, any other Error with 1.
 #pragma once
 
+#include <cmath>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace mixgrad {
@@ -22,11 +25,25 @@ struct UsageError : Error {
   using Error::Error;
 };
 
-/// The parts, written one after the other: str("width ", 7) is "width 7".
+/// Writes a part of a text; NaN without the sign that it may have.
+template <class Part>
+void write_part(std::ostream& out, const Part& part) {
+  if constexpr (std::is_floating_point_v<Part>) {
+    if (std::isnan(part)) {
+      out << "nan";
+      return;
+    }
+  }
+  out << part;
+}
+
+/// The parts, written one after the other: str("width ", 7) is "width 7". Numbers are the same under every
+/// locale.
 template <class... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  out.imbue(std::locale::classic());
+  (write_part(out, parts), ...);
   return out.str();
 }
 

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <iomanip>
 #include <iostream>
-#include <sstream>
 
 #include "tensor/error.h"
 
@@ -38,9 +37,7 @@ std::string bytes_text(double bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
   for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(unit == 0 ? 0 : 1) << bytes << ' ' << units[unit];
-  return out.str();
+  return str(std::fixed, std::setprecision(unit == 0 ? 0 : 1), bytes, ' ', units[unit]);
 }
 
 std::string shell_word(const std::string& word) {
@@ -72,20 +69,16 @@ std::string Progress::remaining(int64_t step) const {
 
 std::string Progress::line(const MetricsRow& row) const {
   const std::string total = total_steps_ > 0 ? str(total_steps_) : "?";
-  std::ostringstream line;
-  line << "step " << std::setw(static_cast<int>(std::max<size_t>(4, total.size()))) << row.step << '/'
-       << total << std::fixed << std::setprecision(4) << "  loss " << row.train_loss.value_or(NAN)
-       << std::scientific << std::setprecision(2) << "  lr " << row.learning_rate.value_or(NAN) << std::fixed
-       << "  norm " << std::setw(5) << row.grad_norm.value_or(NAN) << std::setprecision(1) << "  "
-       << std::setw(6) << row.step_ms.value_or(NAN) << " ms  " << std::setprecision(0) << std::setw(6)
-       << row.tokens_per_s.value_or(NAN) << " tokens/s  "
-       << bytes_text(static_cast<double>(row.peak_memory_bytes.value_or(0))) << "  eta "
-       << remaining(row.step);
-  if (row.val_loss) {
-    line << std::setprecision(4) << "  val loss " << *row.val_loss << "  bits/byte "
-         << row.val_bits_per_byte.value_or(NAN);
-  }
-  return line.str();
+  const std::string trained =
+      str("step ", std::setw(static_cast<int>(std::max<size_t>(4, total.size()))), row.step, '/', total,
+          std::fixed, std::setprecision(4), "  loss ", row.train_loss.value_or(NAN), std::scientific,
+          std::setprecision(2), "  lr ", row.learning_rate.value_or(NAN), std::fixed, "  norm ", std::setw(5),
+          row.grad_norm.value_or(NAN), std::setprecision(1), "  ", std::setw(6), row.step_ms.value_or(NAN),
+          " ms  ", std::setprecision(0), std::setw(6), row.tokens_per_s.value_or(NAN), " tokens/s  ",
+          bytes_text(static_cast<double>(row.peak_memory_bytes.value_or(0))), "  eta ", remaining(row.step));
+  if (!row.val_loss) return trained;
+  return str(trained, std::fixed, std::setprecision(4), "  val loss ", *row.val_loss, "  bits/byte ",
+             row.val_bits_per_byte.value_or(NAN));
 }
 
 void Progress::show(const MetricsRow& row) {

@@ -4,7 +4,6 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "tensor/cpu_info.h"
 #include "tensor/parallel.h"
@@ -117,15 +116,12 @@ void print_row(const RecallOptions& options, const std::string& name, const std:
   }
   const bool all_diverged = std::ranges::all_of(seeds, &SeedOutcome::diverged);
   for (size_t i = 0; i < options.pairs.size(); ++i) {
-    std::ostringstream cell;
-    if (results.empty()) {
-      cell << (all_diverged ? "diverged" : "failed");
-    } else {
+    std::string cell = all_diverged ? "diverged" : "failed";
+    if (!results.empty()) {
       const Spread spread = spread_of(results, i);
-      cell << std::fixed << std::setprecision(3) << spread.mean << " (" << spread.least << '-' << spread.most
-           << ')';
+      cell = str(std::fixed, std::setprecision(3), spread.mean, " (", spread.least, '-', spread.most, ')');
     }
-    std::cout << std::setw(20) << cell.str();
+    std::cout << std::setw(20) << cell;
   }
   const std::string failures = failures_text(seeds);
   std::cout << (failures.empty() ? "" : "  ") << failures << std::endl;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tensor/error.h"
 
@@ -17,9 +16,7 @@ constexpr char32_t code_points = 0x110000;
 constexpr int32_t unknown = -1;
 
 std::string hex(uint32_t value, int digits) {
-  std::ostringstream out;
-  out << std::hex << std::uppercase << std::setfill('0') << std::setw(digits) << value;
-  return out.str();
+  return str(std::hex, std::uppercase, std::setfill('0'), std::setw(digits), value);
 }
 
 bool is_control(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }

@@ -36,11 +36,7 @@ std::string cpu_name() {
   return "unknown CPU";
 }
 
-std::string fixed(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
-}
+std::string fixed(double value, int digits) { return str(std::fixed, std::setprecision(digits), value); }
 
 /// Four significant digits; whole numbers as they are.
 std::string number(double value) {
