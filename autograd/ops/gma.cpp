@@ -14,8 +14,8 @@ Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Va
 Recurrence gma(const Variable& q, const Variable& k, const Variable& v, const Variable& mean,
                const GmmParameters& mixture, const GmaOptions& options, const Tensor& key_mask,
                const Variable& initial_state, const Variable& initial_normaliser) {
-  const Variable read = gmm_posterior(q, mean, mixture.variance, mixture.log_prior);   // [B, T, H, K]
-  const Variable write = gmm_posterior(k, mean, mixture.variance, mixture.log_prior);  // [B, Tk, H, K]
+  const Variable read = gmm_posterior(q, mean, mixture);   // [B, T, H, K]
+  const Variable write = gmm_posterior(k, mean, mixture);  // [B, Tk, H, K]
   // Both are masked, by selection: 0 times a value that is not finite would still be written.
   const auto masked = [&](const Variable& x) { return key_mask.defined() ? mask_rows(x, key_mask) : x; };
   const RecurrenceOptions recurrence_options{.causal = options.causal,

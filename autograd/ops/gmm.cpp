@@ -1,5 +1,7 @@
 #include "autograd/ops/gmm.h"
 
+#include <utility>
+
 #include "autograd/op.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/softmax.h"
@@ -63,14 +65,21 @@ struct GmmLogDensity {
 /// those above, and dlog_prior is the sum of ds over rows.
 struct GmmPosterior {
   static constexpr std::string_view name = "gmm_posterior";
+  Tensor prepared;  // may be undefined; never on a GPU
 
   Tensor forward(Context& context, const Tensor& x, const Tensor& mean, const Tensor& variance,
                  const Tensor& log_prior) const {
     Tensor gamma = Tensor::empty(scores_shape(x.shape(), mean.shape()), x.dtype(), x.device());
     dispatch(x, [&](auto device, auto type) {
       using T = decltype(type);
-      gmm_responsibilities_forward(device, gmm_shape(x.shape(), mean.shape()), x.data<T>(), mean.data<T>(),
-                                   variance.data<T>(), log_prior.data<T>(), gamma.data<T>());
+      const GmmShape shape = gmm_shape(x.shape(), mean.shape());
+      if (prepared.defined()) {
+        gmm_responsibilities_prepared(Cpu{}, shape, x.data<T>(), mean.data<T>(), variance.data<T>(),
+                                      prepared.data<T>(), gamma.data<T>());
+      } else {
+        gmm_responsibilities_forward(device, shape, x.data<T>(), mean.data<T>(), variance.data<T>(),
+                                     log_prior.data<T>(), gamma.data<T>());
+      }
     });
     context.save(x);
     context.save(mean);
@@ -114,12 +123,30 @@ Variable gmm_log_density(const Variable& x, const Variable& mean, const Variable
   return apply(GmmLogDensity{}, x, mean, variance);
 }
 
-Variable gmm_posterior(const Variable& x, const Variable& mean, const Variable& variance,
-                       const Variable& log_prior) {
+Variable gmm_posterior(const Variable& x, const Variable& mean, const GmmParameters& mixture) {
+  const auto& [variance, log_prior, prepared] = mixture;
   check_mixture("gmm_posterior", x.shape(), mean.shape(), variance.shape());
   check(log_prior.shape() == mean.shape().drop_last(), "[gmm_posterior] log_prior ", log_prior.shape(),
         " for mean ", mean.shape(), ": it must have one entry a component");
-  return apply(GmmPosterior{}, x, mean, variance, log_prior);
+  return apply(GmmPosterior{prepared}, x, mean, variance, log_prior);
+}
+
+Variable gmm_posterior(const Variable& x, const Variable& mean, const Variable& variance,
+                       const Variable& log_prior) {
+  return gmm_posterior(x, mean, {.variance = variance, .log_prior = log_prior});
+}
+
+GmmParameters gmm_prepared(const Variable& mean, GmmParameters mixture) {
+  const Tensor& means = mean.value();
+  if (means.device().kind != Device::Kind::cpu) return mixture;
+  dispatch(means, [&](auto, auto type) {
+    using T = decltype(type);
+    const GmmShape shape = gmm_shape(means.shape(), means.shape());  // rows don't matter
+    mixture.prepared = Tensor::empty({gmm_prepared_size<T>(Cpu{}, shape)}, means.dtype());
+    gmm_prepare(Cpu{}, shape, means.data<T>(), std::as_const(mixture).variance.value().data<T>(),
+                std::as_const(mixture).log_prior.value().data<T>(), mixture.prepared.data<T>());
+  });
+  return mixture;
 }
 
 GmmParameters gmm_parameters(const Variable& omega, const Variable& alpha, double floor) {
@@ -129,8 +156,7 @@ GmmParameters gmm_parameters(const Variable& omega, const Variable& alpha, doubl
 
 Variable gmm_responsibilities(const Variable& x, const Variable& mean, const Variable& omega,
                               const Variable& alpha, double floor) {
-  const GmmParameters mixture = gmm_parameters(omega, alpha, floor);
-  return gmm_posterior(x, mean, mixture.variance, mixture.log_prior);
+  return gmm_posterior(x, mean, gmm_parameters(omega, alpha, floor));
 }
 
 std::vector<GradCase> gmm_cases(CaseInputs& inputs) {

@@ -22,9 +22,17 @@ Variable gmm_posterior(const Variable& x, const Variable& mean, const Variable& 
 
 /// A mixture's variances and priors.
 struct GmmParameters {
-  Variable variance;   // [H, K, dr] or [K, dr]
-  Variable log_prior;  // [H, K] or [K]
+  Variable variance;     // [H, K, dr] or [K, dr]
+  Variable log_prior;    // [H, K] or [K]
+  Tensor prepared = {};  // what gmm_prepared() adds
 };
+
+/// The same with what gmm_posterior() computes of these and of the means before it looks at x, for who calls
+/// it with them many times. Unchanged on a GPU, where that is nothing.
+GmmParameters gmm_prepared(const Variable& mean, GmmParameters mixture);
+
+/// What was prepared must be of these means.
+Variable gmm_posterior(const Variable& x, const Variable& mean, const GmmParameters& mixture);
 
 /// From parameters that may take any value: variance = softplus(omega) + floor, log_prior =
 /// log_softmax(alpha). floor > 0 keeps a component from collapsing onto one point; else throws UsageError.

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
 #include "tensor/allocator.h"
 #include "tensor/cpu/reduce.h"
@@ -126,45 +127,65 @@ class Mixtures {
   Scratch<bool> narrow_;
 };
 
-/// Mixtures as score_tile reads them: panels of components, the columns of its tiles.
+/// What scores need of the mixtures of all heads, in memory of others: panels of components, the columns of
+/// score_tile. T is const for who only reads.
 template <class T>
 class Panels {
  public:
-  /// log_prior may be null: no prior.
-  Panels(const GmmShape& s, Mixtures<T>& mixtures, const T* log_prior)
-      : per_head_(ceiling(s.components, width)),
-        size_((2 * s.dim + 1) * width),
-        room_(s.heads * per_head_ * size_) {
-    parallel_tasks(s.heads, [&](int64_t head) {
-      const Mixture<T> mixture = mixtures.of(head);
-      std::fill_n(of(head, 0), per_head_ * size_, T(0));
-      for (int64_t k = 0; k < s.components; ++k) {
-        T* column = of(head, k / width) + k % width;
-        const T prior = log_prior != nullptr ? log_prior[head * s.components + k] : T(0);
-        *column = prior - log_normaliser(s.dim, mixture.variance[k]);
-        for (int64_t m = 0; m < s.dim && !mixture.narrow[k]; ++m) {
-          column[(2 * m + 1) * width] = mixture.scale[k][m];
-          column[(2 * m + 2) * width] = mixture.shift[k][m];
-        }
-      }
-    });
+  static constexpr int64_t width = panel_columns<std::remove_const_t<T>>;
+
+  Panels(const GmmShape& s, T* room)
+      : components_(s.components),
+        dim_(s.dim),
+        per_head_(ceiling(s.components, width)),
+        panel_size_((2 * s.dim + 1) * width),
+        panels_(room),
+        rest_(room + s.heads * per_head_ * panel_size_) {}
+
+  /// Elements of the room that they take.
+  static int64_t size(const GmmShape& s) {
+    return s.heads * (ceiling(s.components, width) * (2 * s.dim + 1) * width + s.dim + s.components);
   }
 
-  static constexpr int64_t width = panel_columns<T>;
   int64_t per_head() const { return per_head_; }
   /// [1 + 2 dr, width]: the part of the score that doesn't depend on x, then scale and shift for each
   /// dimension; 0 for narrow components and for those beyond the last.
-  T* of(int64_t head, int64_t panel) { return room_.data() + (head * per_head_ + panel) * size_; }
+  T* of(int64_t head, int64_t panel) const { return panels_ + (head * per_head_ + panel) * panel_size_; }
+  T* centre(int64_t head) const { return rest_ + head * (dim_ + components_); }  // [dr]
+  T* narrow(int64_t head) const { return centre(head) + dim_; }                  // [K], 1 or 0
 
  private:
-  static T log_normaliser(int64_t dim, const T* variance) {
-    const T log_determinant = row_sum<T>(dim, [=](int64_t m) { return vector_log(variance[m]); });
-    return (static_cast<T>(dim) * std::log(2 * std::numbers::pi_v<T>) + log_determinant) / 2;
-  }
-
-  int64_t per_head_, size_;
-  Scratch<T> room_;
+  int64_t components_, dim_, per_head_, panel_size_;
+  T *panels_, *rest_;
 };
+
+template <class T>
+T log_normaliser(int64_t dim, const T* variance) {
+  const T log_determinant = row_sum<T>(dim, [=](int64_t m) { return vector_log(variance[m]); });
+  return (static_cast<T>(dim) * std::log(2 * std::numbers::pi_v<T>) + log_determinant) / 2;
+}
+
+/// log_prior may be null: no prior.
+template <class T>
+void fill_panels(const GmmShape& s, const T* mean, const T* variance, const T* log_prior,
+                 const Panels<T>& panels) {
+  Mixtures<T> mixtures(s, mean, variance);
+  parallel_tasks(s.heads, [&](int64_t head) {
+    const Mixture<T> mixture = mixtures.of(head);
+    std::copy_n(mixture.centre, s.dim, panels.centre(head));
+    std::copy_n(mixture.narrow, s.components, panels.narrow(head));
+    std::fill(panels.of(head, 0), panels.of(head + 1, 0), T(0));
+    for (int64_t k = 0; k < s.components; ++k) {
+      T* column = panels.of(head, k / panels.width) + k % panels.width;
+      const T prior = log_prior != nullptr ? log_prior[head * s.components + k] : T(0);
+      *column = prior - log_normaliser(s.dim, mixture.variance[k]);
+      for (int64_t m = 0; m < s.dim && !mixture.narrow[k]; ++m) {
+        column[(2 * m + 1) * panels.width] = mixture.scale[k][m];
+        column[(2 * m + 2) * panels.width] = mixture.shift[k][m];
+      }
+    }
+  });
+}
 
 /// score = constant - sum over m of (scale_m x_m - shift_m)^2 for a tile of rows and a panel of components.
 /// x, about the centre, is [dr, tile_rows]; only the first `rows` and `columns` of the tile are written.
@@ -198,11 +219,11 @@ void score_tile(int64_t dim, const T* panel, const T* x, int64_t rows, int64_t c
 
 /// What narrow components' scores lack: the sums of (x - mean)^2 / (2 variance).
 template <class T>
-void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Rows<const T> x,
-                  Rows<T> score) {
+void score_narrow(const GmmShape& s, const T* narrow, Rows<const T> means, Rows<const T> variances,
+                  int64_t rows, Rows<const T> x, Rows<T> score) {
   for (int64_t k = 0; k < s.components; ++k) {
-    if (!mixture.narrow[k]) continue;
-    const T *mean = mixture.mean[k], *variance = mixture.variance[k];
+    if (narrow[k] == 0) continue;
+    const T *mean = means[k], *variance = variances[k];
     for (int64_t r = 0; r < rows; ++r) {
       const T* point = x[r];
       score[r][k] -= row_sum<T>(s.dim, [=](int64_t m) {
@@ -215,20 +236,19 @@ void score_narrow(const GmmShape& s, const Mixture<T>& mixture, int64_t rows, Ro
 
 /// The scores of all rows; then calls finish(row of K scores).
 template <class T, class Finish>
-void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* variance, const T* log_prior,
-                    T* score, const Finish& finish) {
-  Mixtures<T> mixtures(s, mean, variance);
-  Panels<T> panels(s, mixtures, log_prior);
+void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* variance,
+                    const Panels<const T>& panels, T* score, const Finish& finish) {
   ThreadRoom<T> room(block_rows * s.dim);
   for_each_block(s, [&](int64_t, const RowRange& rows) {
-    const Mixture<T> mixture = mixtures.of(rows.head);
+    const T* centre = panels.centre(rows.head);
+    const int64_t parameters = rows.head * s.components * s.dim;
     const Rows<const T> points = rows_of(s, rows, x, s.dim);
     const Rows<T> scores = rows_of(s, rows, score, s.components);
     T* const tiles = room.mine();  // of x - c, [dr, tile_rows] each
     for (int64_t r = 0; r < ceiling(rows.size(), tile_rows) * tile_rows; ++r) {
       const T* point = points[std::min(r, rows.size() - 1)];  // a short tile repeats the last
       T* column = tiles + r / tile_rows * tile_rows * s.dim + r % tile_rows;
-      for (int64_t m = 0; m < s.dim; ++m) column[m * tile_rows] = point[m] - mixture.centre[m];
+      for (int64_t m = 0; m < s.dim; ++m) column[m * tile_rows] = point[m] - centre[m];
     }
     for (int64_t panel = 0; panel < panels.per_head(); ++panel) {
       const int64_t first = panel * panels.width, columns = std::min(panels.width, s.components - first);
@@ -237,7 +257,8 @@ void scores_forward(const GmmShape& s, const T* x, const T* mean, const T* varia
                       std::min(tile_rows, rows.size() - r), columns, scores.from(r, first));
       }
     }
-    score_narrow<T>(s, mixture, rows.size(), points, scores);
+    score_narrow<T>(s, panels.narrow(rows.head), {mean + parameters, s.dim}, {variance + parameters, s.dim},
+                    rows.size(), points, scores);
     for (int64_t r = 0; r < rows.size(); ++r) finish(scores[r]);
   });
 }
@@ -427,7 +448,9 @@ class ScoresBackward {
 
 template <class T>
 void gmm_log_density_forward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance, T* score) {
-  scores_forward(s, x, mean, variance, static_cast<const T*>(nullptr), score, [](T*) {});
+  Scratch<T> room(Panels<T>::size(s));
+  fill_panels<T>(s, mean, variance, nullptr, {s, room.data()});
+  scores_forward<T>(s, x, mean, variance, {s, room.data()}, score, [](T*) {});
 }
 
 template <class T>
@@ -441,9 +464,28 @@ void gmm_log_density_backward(Cpu, GmmShape s, const T* x, const T* mean, const 
 }
 
 template <class T>
-void gmm_responsibilities_forward(Cpu, GmmShape s, const T* x, const T* mean, const T* variance,
+int64_t gmm_prepared_size(Cpu, GmmShape s) {
+  return Panels<T>::size(s);
+}
+
+template <class T>
+void gmm_prepare(Cpu, GmmShape s, const T* mean, const T* variance, const T* log_prior, T* prepared) {
+  fill_panels<T>(s, mean, variance, log_prior, {s, prepared});
+}
+
+template <class T>
+void gmm_responsibilities_prepared(Cpu, GmmShape s, const T* x, const T* mean, const T* variance,
+                                   const T* prepared, T* gamma) {
+  scores_forward<T>(s, x, mean, variance, {s, prepared}, gamma,
+                    [=](T* row) { softmax_row(s.components, row); });
+}
+
+template <class T>
+void gmm_responsibilities_forward(Cpu cpu, GmmShape s, const T* x, const T* mean, const T* variance,
                                   const T* log_prior, T* gamma) {
-  scores_forward(s, x, mean, variance, log_prior, gamma, [=](T* row) { softmax_row(s.components, row); });
+  Scratch<T> prepared(gmm_prepared_size<T>(cpu, s));
+  gmm_prepare(cpu, s, mean, variance, log_prior, prepared.data());
+  gmm_responsibilities_prepared<T>(cpu, s, x, mean, variance, prepared.data(), gamma);
 }
 
 template <class T>
@@ -458,12 +500,15 @@ void gmm_responsibilities_backward(Cpu, GmmShape s, const T* x, const T* mean, c
   pass.to_parameters(dmean, dvariance, dlog_prior);
 }
 
-#define INSTANTIATE(T)                                                                                      \
-  template void gmm_log_density_forward<T>(Cpu, GmmShape, const T*, const T*, const T*, T*);                \
-  template void gmm_log_density_backward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*, T*, T*,  \
-                                            T*);                                                            \
-  template void gmm_responsibilities_forward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*, T*); \
-  template void gmm_responsibilities_backward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*,     \
+#define INSTANTIATE(T)                                                                                       \
+  template void gmm_log_density_forward<T>(Cpu, GmmShape, const T*, const T*, const T*, T*);                 \
+  template void gmm_log_density_backward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*, T*, T*,   \
+                                            T*);                                                             \
+  template int64_t gmm_prepared_size<T>(Cpu, GmmShape);                                                      \
+  template void gmm_prepare<T>(Cpu, GmmShape, const T*, const T*, const T*, T*);                             \
+  template void gmm_responsibilities_prepared<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*, T*); \
+  template void gmm_responsibilities_forward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*, T*);  \
+  template void gmm_responsibilities_backward<T>(Cpu, GmmShape, const T*, const T*, const T*, const T*,      \
                                                  const T*, T*, T*, T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)

@@ -37,6 +37,17 @@ void gmm_responsibilities_backward(Cpu, GmmShape shape, const T* x, const T* mea
                                    const T* gamma, const T* dgamma, T* dx, T* dmean, T* dvariance,
                                    T* dlog_prior);
 
+/// The part of gmm_responsibilities_forward() that doesn't depend on x, for who calls it with the same
+/// parameters many times: prepare() once, and prepared() gives the same bits. On a CPU only: the kernel for
+/// GPUs has nothing to prepare.
+template <class T>
+int64_t gmm_prepared_size(Cpu, GmmShape shape);  // in elements; shape.rows is of no account
+template <class T>
+void gmm_prepare(Cpu, GmmShape shape, const T* mean, const T* variance, const T* log_prior, T* prepared);
+template <class T>
+void gmm_responsibilities_prepared(Cpu, GmmShape shape, const T* x, const T* mean, const T* variance,
+                                   const T* prepared, T* gamma);
+
 // On a GPU: cuda/kernels/gmm.cu. All pointers are to device memory.
 template <class T>
 void gmm_log_density_forward(Cuda, GmmShape shape, const T* x, const T* mean, const T* variance, T* score);

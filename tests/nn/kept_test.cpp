@@ -100,6 +100,14 @@ TEST_CASE("nn/kept: no mixer reads with constants of parameters that have change
     const std::vector<double> first = ours.read(x);
     CHECK(ours.read(x) == first);
 
+    // Each alone has to be noticed.
+    for (Parameter& parameter : parameters) {
+      CAPTURE(parameter.name);
+      Tensor& value = parameter.variable->value();
+      value.copy_from(normal(value.shape(), 0.3, generator, value.dtype()));
+      CHECK(ours.read(x) == read_by_another(choice, parameters, x));
+    }
+
     // As loading a checkpoint writes: every value is another one.
     for (Parameter& parameter : parameters) {
       Tensor& value = parameter.variable->value();

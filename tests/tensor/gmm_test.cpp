@@ -338,6 +338,23 @@ TEST_CASE("tensor/gmm: the number of threads changes no bit") {
   });
 }
 
+TEST_CASE("tensor/gmm: parameters prepared beforehand give the same bits") {
+  const NoGrad no_grad;
+  const NarrowAndWide in;
+  for_each_device_and_dtype([&](Device device, DType dtype) {
+    const std::vector<Variable> v = in.leaves(device, dtype);
+    const GmmParameters mixture{.variance = v[2], .log_prior = v[3]};
+    const GmmParameters prepared = gmm_prepared(v[1], mixture);
+    CHECK(prepared.prepared.defined() == (device.kind == Device::Kind::cpu));
+    const auto gamma = [&](const Variable& x, const GmmParameters& parameters) {
+      return gmm_posterior(x, v[1], parameters).value().to_vector();
+    };
+    CHECK(gamma(v[0], prepared) == gamma(v[0], mixture));
+    const Variable token(v[0].value().narrow(0, 0, 1));  // row 0 is at a narrow component
+    CHECK(gamma(token, prepared) == gamma(token, mixture));
+  });
+}
+
 TEST_CASE("tensor/gmm: no rows give zero gradients") {
   for_each_device_and_dtype([](Device device, DType dtype) {
     const Inputs in(3, device, dtype);

@@ -107,7 +107,7 @@ class GatedGma final : public RecurrentMixer {
 
   /// Responsibilities for routing vectors that are not normalised yet.
   Variable posterior(const GmmParameters& mixture, const Variable& routed) const {
-    return gmm_posterior(rms_norm(routed), mixture_.mean, mixture.variance, mixture.log_prior);
+    return gmm_posterior(rms_norm(routed), mixture_.mean, mixture);
   }
 
   const Read read_;

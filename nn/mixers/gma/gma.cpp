@@ -45,8 +45,7 @@ class Gma final : public RecurrentMixer {
 
   Tensor key_responsibilities(const Variable& x) override {
     const NoGrad no_grad;
-    const GmmParameters mixture = mixture_.parameters();
-    return gmm_posterior(routed(keys(x)), mixture_.mean, mixture.variance, mixture.log_prior).value();
+    return gmm_posterior(routed(keys(x)), mixture_.mean, mixture_.parameters()).value();
   }
 
  private:

@@ -35,7 +35,10 @@ GaussianMixture::GaussianMixture(const MixerConfig& config, Initialiser& initial
 }
 
 GmmParameters GaussianMixture::parameters() {
-  return parameters_.get({omega, alpha}, [&] { return gmm_parameters(omega, alpha, 1e-4); });
+  return parameters_.get({mean, omega, alpha}, [&] {
+    const GmmParameters mixture = gmm_parameters(omega, alpha, 1e-4);
+    return recording() ? mixture : gmm_prepared(mean, mixture);
+  });
 }
 
 }  // namespace mixgrad

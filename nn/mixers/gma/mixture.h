@@ -23,7 +23,7 @@ class GaussianMixture {
   /// live, variances where the scores of two components spread by `sharpness`, priors equal.
   GaussianMixture(const MixerConfig& config, Initialiser& initialiser);
 
-  /// What gmm_posterior() takes beside the means.
+  /// What gmm_posterior() takes beside the means; prepared where no ops are recorded.
   GmmParameters parameters();
 
  private:
