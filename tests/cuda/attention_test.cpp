@@ -197,4 +197,38 @@ TEST_CASE("cuda/attention: masked keys are never read on tensor cores either") {
   check_stores();
 }
 
+TEST_CASE("cuda/attention: windows that end within a tile and beyond it, on tensor cores") {
+  const InBf16 in_bf16;
+  for (const int64_t window : {2, 40, 66, 70}) {
+    CAPTURE(window);
+    const AttentionShape s{1, 200, 200, 1, 1, 5, 3, true, window, 0.5};
+    const std::vector<float> keys = waves<float>(s.keys * s.key_dim, 1);
+    const std::vector<float> values = waves<float>(s.keys * s.value_dim, 2);
+    // Rounding to 8 bits, 0.0035; a tile that is seen whole though its last rows see less of it, 0.02 or
+    // more.
+    check_same(0.01, [&](auto device, auto& operands) {
+      attend_both_ways<float>(s, {}, keys, values, device, operands);
+    });
+    check_ran("attend_bf16");
+  }
+}
+
+TEST_CASE("cuda/attention: decays are for the float kernels, whatever the precision of products") {
+  const InBf16 in_bf16;
+  AttentionShape s{1, 40, 40, 2, 2, 5, 3, true, 0, 0.5};
+  const std::vector<float> keys = waves<float>(s.keys * s.key_heads * s.key_dim, 1);
+  const std::vector<float> values = waves<float>(s.keys * s.key_heads * s.value_dim, 2);
+  std::vector<float> log_decay(s.keys * s.heads);
+  for (size_t i = 0; i < log_decay.size(); ++i) log_decay[i] = -0.1f * static_cast<float>(i % 5);
+  check_same(tolerance<float>, [&](auto device, auto& operands) {
+    double* decay = operands.template out<double>(s.keys * s.heads);
+    attention_decay_forward(device, s.batch, s.keys, s.heads, operands.in(log_decay),
+                            static_cast<const int64_t*>(nullptr), decay);
+    AttentionShape with = s;
+    with.decay = decay;
+    attend_both_ways<float>(with, {}, keys, values, device, operands);
+  });
+  check_ran("attend");
+}
+
 }  // namespace mixgrad
