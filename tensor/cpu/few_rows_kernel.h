@@ -118,7 +118,8 @@ void rows_by_columns(const FewRows& s, int64_t j) {
     for (int i = 0; i < rows; ++i) {
       for (int part = 0; part < registers; ++part) {
         Loose& c = *reinterpret_cast<Loose*>(s.c + i * s.ldc + j + part * lanes);
-        c = result<Vector>(s, sum[i][part], c);
+        const Vector before = c;
+        c = result<Vector>(s, sum[i][part], before);
       }
     }
   }
