@@ -1,4 +1,5 @@
 // generate: continues a text with a trained model.
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -48,6 +49,7 @@ class CharacterStream {
 std::string read_prompt(const std::string& path) {
   std::ifstream file;
   if (path != "-") {
+    check_usage(!std::filesystem::is_directory(path), "[generate] '", path, "' is a folder; allowed: a file");
     file.open(path, std::ios::binary);
     check(file.good(), "[generate] '", path, "' can't be read");
   }

@@ -157,8 +157,8 @@ int run_golden(const std::string& folder, const GoldenOptions& options) {
 int gradcheck(int argc, char** argv) {
   CLI::App app(
       "Checks gradients against numeric derivatives (float64, central differences).\n"
-      "Exit code: 0 all passed, 1 something failed, 2 a usage error, 3 all passed but some golden ops are "
-      "not ours.");
+      "Exit code: 0 all passed, 1 something failed, 2 a usage error,\n"
+      "3 all passed but some golden ops are not ours.");
   Request request;
   app.add_flag("--list", request.list, "Print the cases and the ops that each reaches");
   app.add_option("--filter", request.filter,

@@ -105,7 +105,8 @@ std::vector<std::vector<LossPoint>> stretches(const std::vector<LossPoint>& poin
   return all;
 }
 
-// Each loss as the mean of those around it, `half` on either side as far as there are so many.
+// Each loss as the mean of those around it, `half` on either side, or as many as there are on both; but for
+// those nearer to an end than half of that, which would be little smoother than single ones.
 std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, int64_t half) {
   const int64_t count = std::ssize(points);
   std::vector<double> sums(count + 1);
@@ -113,6 +114,7 @@ std::vector<LossPoint> smoothed(const std::vector<LossPoint>& points, int64_t ha
   std::vector<LossPoint> means;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t reach = std::min({half, i, count - 1 - i});
+    if (2 * reach < half) continue;
     const int64_t begin = i - reach, end = i + reach + 1;
     means.push_back({points[i].step, (sums[end] - sums[begin]) / static_cast<double>(end - begin)});
   }

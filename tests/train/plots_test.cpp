@@ -310,6 +310,23 @@ TEST_CASE("train/plots: what a noisy curve shows is its mean") {
   CHECK(loss_layout({{1, 5}, {2, 4}}, {}).train_tail == 2);
 }
 
+TEST_CASE("train/plots: a smoothed curve ends in a mean, not in the last batch") {
+  const ScratchFolder folder;
+  std::vector<LossPoint> train;
+  for (int64_t step = 0; step < 20000; ++step) train.push_back({step, step % 2 == 0 ? 3.0 : 2.0});
+  train.back().loss = 1;
+  plot_loss(folder / "loss.png", train, {}, "noise");
+  const LossLayout layout = loss_layout(train, {});
+  const Picture picture = read_picture(folder / "loss.png");
+  // The mean at the end is 2.49; the last batch lies 100 pixels below.
+  const auto lowest = static_cast<int64_t>(layout.axes.to_y(2.4));
+  for (int64_t y = lowest; y < layout.axes.area.bottom(); ++y) {
+    for (int64_t x = layout.axes.area.left; x < layout.axes.area.right(); ++x) {
+      CHECK(picture.at(x, y) != kSmoothColour);
+    }
+  }
+}
+
 TEST_CASE("train/plots: a picture takes the place of a regular file only") {
   const ScratchFolder folder;
   std::filesystem::create_symlink("/dev/null", folder / "link.png");
