@@ -96,27 +96,11 @@ struct Case {
 /// Sizes around the kernels' own, and strides with and without gaps, at which rows conflict in a cache.
 std::vector<GemmShape> shapes() {
   std::vector<GemmShape> all;
-  for (const auto [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
-                                                                  {1, 40, 9},
-                                                                  {1, 70, 131},
-                                                                  {2, 129, 64},
-                                                                  {3, 3, 35},
-                                                                  {3, 300, 770},
-                                                                  {4, 32, 0},
-                                                                  {5, 7, 3},
-                                                                  {6, 141, 20},
-                                                                  {7, 64, 17},
-                                                                  {13, 31, 17},
-                                                                  {14, 32, 16},
-                                                                  {15, 33, 65},
-                                                                  {64, 64, 64},
-                                                                  {29, 96, 385},
-                                                                  {131, 70, 37},
-                                                                  {45, 100, 128},
-                                                                  {112, 64, 129},
-                                                                  {113, 64, 30},
-                                                                  {300, 260, 20},
-                                                                  {70, 288, 770}}) {
+  for (const auto [m, n, k] : std::vector<std::array<int64_t, 3>>{
+           {1, 1, 1},     {1, 40, 9},     {1, 70, 131},  {2, 129, 64},  {3, 3, 35},     {3, 300, 770},
+           {4, 32, 0},    {5, 7, 3},      {6, 141, 20},  {7, 64, 17},   {13, 31, 17},   {14, 32, 16},
+           {15, 33, 65},  {64, 64, 64},   {29, 96, 385}, {131, 70, 37}, {45, 100, 128}, {112, 64, 129},
+           {113, 64, 30}, {300, 260, 20}, {70, 288, 770}}) {
     for (const Transpose a : {Transpose::no, Transpose::yes}) {
       for (const Transpose b : {Transpose::no, Transpose::yes}) {
         for (const int64_t extra : {0, 3}) {
